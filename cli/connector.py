@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import keyword
+import logging
 import re
 import sys
 from importlib.resources import files
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.extras import require
-from cli.output import Json, print_json, stderr, stdout
+from cli.output import Json, log_warnings_to_stderr, print_fault, print_json, stderr, stdout
 from cli.recorded import record, recording
 from pipeline.core.errors import Misconfigured
 from pipeline.installed import is_installed
@@ -91,7 +92,12 @@ def check(name: MaybeName = None, file: File = None, json_output: Json = False) 
     plans = [declared.plan(name)] if name else list(declared.plans.values())
     settings = load_settings()
     by_connector: dict[str, list[Problem]] = asyncio.run(
-        check_all(plans, settings.connectors.events_url, settings.postgres)
+        check_all(
+            plans,
+            settings.connectors.events_url,
+            settings.postgres,
+            on_fault=print_fault if sys.stderr.isatty() else lambda _error: None,  # it may quote what the source holds
+        )
     )
     if json_output:
         print_json(
@@ -233,6 +239,7 @@ def remove(
 
 @connector.command()
 def conform(
+    context: typer.Context,
     name: Annotated[
         str,
         typer.Argument(
@@ -257,19 +264,29 @@ def conform(
       penstock connector conform mycompany.tickets:Tickets --law edit --law delete
     """
     require("conform")
-    from connectors.conform.run import conform_on
+    from connectors.conform.run import Verdict, conform_on
+    from connectors.faults import NotImported
     from pipeline.runtime.settings import load as load_settings
 
     sys.path.append(str(Path.cwd()))  # where one's own class is, while it is being written
-    kind = _kind(name, file)
-    verdicts = asyncio.run(
-        conform_on(
-            load_settings(),
-            kind,
-            law,
-            on_verdict=None if json_output else lambda v: stdout.print(v.line(), markup=False),
-        )
-    )
+    log_warnings_to_stderr(context, logging.ERROR)  # of readers who leave, of sources that are away: that is the trial
+    kind, printed = _kind(name, file), set[str]()
+
+    def show(verdict: Verdict) -> None:
+        if not json_output:
+            stdout.print(verdict.line(), markup=False)
+        if verdict.fault is not None and verdict.why not in printed:
+            printed.add(verdict.why)
+            print_fault(verdict.fault)  # a playground has no content to quote
+
+    try:
+        verdicts = asyncio.run(conform_on(load_settings(), kind, law, on_verdict=show))
+    except NotImported as error:
+        if error.__cause__ is not None:
+            print_fault(error.__cause__)
+        raise
+    if verdicts[0].stops and not json_output:
+        stdout.print("nothing can be loaded, so no other law was tested")
     if json_output:
         print_json({"kind": kind, "conforms": all(v.holds for v in verdicts), "laws": [v.json() for v in verdicts]})
     if not all(v.holds for v in verdicts):

@@ -32,14 +32,14 @@ def quiet_libraries() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
 
 
-def log_warnings_to_stderr(context: typer.Context) -> None:
+def log_warnings_to_stderr(context: typer.Context, level: int = logging.WARNING) -> None:
     """Log warnings and errors to stderr until the command ends, so that no log line comes between the lines of its
-    result. Workers log everything."""
+    result. Workers log everything. level: logging.ERROR, if warnings are part of what the command does."""
     import structlog  # takes 0.1 s: a search by the running service does without
 
     structlog.configure(
         processors=[_without_control, *structlog.get_config()["processors"]],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     context.find_root().call_on_close(structlog.reset_defaults)
@@ -57,6 +57,13 @@ def printable(text: str) -> str:
 def printable_text(text: str) -> str:
     """As ``printable``; the lines and tabs of the text stay."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
+def print_fault(error: BaseException) -> None:
+    """Print the traceback of a source's own error on stderr, for whoever develops it."""
+    from connectors.faults import trace
+
+    stderr.print(printable_text(trace(error)), markup=False, soft_wrap=True)
 
 
 def print_json(document: Any) -> None:

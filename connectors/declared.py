@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
+from connectors.faults import NotImported, place
 from connectors.runner.plan import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, Plan
 from connectors.source import Context, MetadataKeys, Source
 from pipeline.core.canary import is_canary
@@ -84,6 +85,9 @@ def source_class(kind: str) -> type[Source]:
                 f"kind {kind!r}: {module} cannot be imported ({error}): install its package, or name the folder that"
                 " holds it in PYTHONPATH"
             ) from error
+        except Exception as error:  # a source is foreign code
+            reason = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
+            raise NotImported(f"kind {kind!r}: {module} cannot be imported: {place(error)}{reason}") from error
     if not isinstance(source, type) or not hasattr(source, "Options") or not hasattr(source, "slim"):
         where = f"{module} has no class {name}" if colon else "its entry point is no class"
         raise Misconfigured(f"kind {kind!r}: {where} that implements a source (penstock.source.Source)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from connectors.faults import foreign
 from connectors.protocol import Problem
 from connectors.runner.activity import explained
 from connectors.runner.plan import Plan
@@ -252,6 +253,8 @@ async def cancel_command(pool: Pool, number: int) -> None:
 
 
 CHECK_SECONDS = 60.0
+CODES: Mapping[type[Exception], str] = {Misconfigured: "misconfigured", Retryable: "unavailable"}
+"""The code of a problem by the error of a check."""
 
 
 class TemporaryMemory:
@@ -290,15 +293,21 @@ class CheckMemory(TemporaryMemory):
 
 
 async def check_all(
-    plans: Sequence[Plan], events_url: str | None, postgres: PostgresSettings
+    plans: Sequence[Plan],
+    events_url: str | None,
+    postgres: PostgresSettings,
+    *,
+    on_fault: Callable[[BaseException], None] = lambda _error: None,
 ) -> dict[str, list[Problem]]:
     """Check all plans concurrently. Returns the problems by name; an error of a source is a problem, too. postgres: is
-    connected to only for sources that store a credential."""
-    results = await asyncio.gather(*(_check(plan, events_url, postgres) for plan in plans))
+    connected to only for sources that store a credential. on_fault: receives each error of a source's own code."""
+    results = await asyncio.gather(*(_check(plan, events_url, postgres, on_fault) for plan in plans))
     return {plan.name: problems for plan, problems in zip(plans, results, strict=True)}
 
 
-async def _check(plan: Plan, events_url: str | None, postgres: PostgresSettings) -> list[Problem]:
+async def _check(
+    plan: Plan, events_url: str | None, postgres: PostgresSettings, on_fault: Callable[[BaseException], None]
+) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         context = Context(
             name=plan.name,
@@ -316,9 +325,8 @@ async def _check(plan: Plan, events_url: str | None, postgres: PostgresSettings)
                     await source.close()
         except TimeoutError:
             return [Problem(plan.name, "no_answer", f"it did not answer within {CHECK_SECONDS:.0f} s")]
-        except Misconfigured as error:
-            return [Problem(plan.name, "misconfigured", explained(error))]
-        except Retryable as error:
-            return [Problem(plan.name, "unavailable", explained(error))]
         except Exception as error:  # noqa: BLE001 # a source is foreign code
-            return [Problem(plan.name, "fault", explained(error))]
+            if (fault := foreign(error)) is not None:
+                on_fault(fault)
+            code = next((code for kind, code in CODES.items() if isinstance(error, kind)), "fault")
+            return [Problem(plan.name, code, explained(error))]

@@ -11,12 +11,13 @@ from typing import Any
 
 from connectors.conform import conversations, misbehaviour
 from connectors.conform.laws import LAWS, LAWS_OF_FAILURE, Law
-from connectors.conform.trial import Broken, RecordingProducer, Trial, trial
+from connectors.conform.trial import LOADING, Broken, Record, RecordingProducer, Trial, trial
 from connectors.declared import source_class
 from connectors.fakes.misbehaviour import Entry
+from connectors.faults import foreign
 from connectors.runner.activity import explained
 from connectors.source import Source
-from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.kafka.client import producer
 from pipeline.kafka.producer import Producer
 from pipeline.runtime.settings import Settings
@@ -34,6 +35,10 @@ class Verdict:
     holds: bool
     why: str
     seconds: float
+    fault: BaseException | None = None
+    """An error of the source's or the playground's own code."""
+    stops: bool = False
+    """Whether nothing could be loaded until a person mends something, so that no other law can hold."""
 
     def line(self) -> str:
         return f"{'✓' if self.holds else '✗'} {self.law:18} {self.why}"
@@ -53,6 +58,7 @@ async def conform_on(
     unknown kind or law.
 
     A kind with entries in the catalogue of vendors' misbehaviour has a law for each (connectors.conform.misbehaviour).
+    If nothing can be loaded in the first law, it is the last.
     The kind ``conversations`` is no source: it has laws of its own (connectors.conform.conversations).
     """
     is_served = kind == CONVERSATIONS
@@ -72,6 +78,8 @@ async def conform_on(
             verdicts.append(verdict)
             if on_verdict is not None:
                 on_verdict(verdict)
+            if verdicts[0].stops:
+                break
     return verdicts
 
 
@@ -99,12 +107,12 @@ async def try_entry(entry: Entry) -> Verdict:
     began = monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:
         try:
-            why, holds = await misbehaviour.show(entry, Path(folder)), True
+            why, holds, fault = await misbehaviour.show(entry, Path(folder)), True, None
         except Broken as broken:
-            why, holds = str(broken), False
+            why, holds, fault = str(broken), False, None
         except Exception as error:  # noqa: BLE001 # a source is foreign code
-            why, holds = explained(error), False
-    return Verdict(entry.id, holds, why, monotonic() - began)
+            why, holds, fault = explained(error), False, foreign(error)
+    return Verdict(entry.id, holds, why, monotonic() - began, fault)
 
 
 async def try_law(
@@ -117,17 +125,22 @@ async def try_law(
     in_stores: Callable[[Trial], Awaitable[None]] | None = None,
 ) -> Verdict:
     """Test one law. in_stores: called after the law, to check both stores; the trial then waits for the stores, too."""
-    began = monotonic()
+    began, record = monotonic(), Record()
+    is_loaded = is_hopeless = False
     with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:
+        witness, with_stores = RecordingProducer(kafka), in_stores is not None
         try:
-            async with trial(
-                kind, settings.postgres, pool, RecordingProducer(kafka), Path(folder), with_stores=in_stores is not None
-            ) as made:
-                why, holds = await ALL_LAWS[name](made), True
-                if in_stores is not None:
-                    await in_stores(made)
+            async with trial(kind, settings.postgres, pool, witness, Path(folder), record, with_stores) as made:
+                try:
+                    why, holds = await ALL_LAWS[name](made), True
+                    if in_stores is not None:
+                        await in_stores(made)
+                finally:
+                    is_loaded, is_hopeless = made.is_loaded, made.needs_attention(*LOADING)
         except Broken as broken:
             why, holds = str(broken), False
         except Exception as error:  # noqa: BLE001 # a source and its playground are foreign code
-            why, holds = explained(error), False
-    return Verdict(name, holds, why, monotonic() - began)
+            why, holds, is_hopeless = explained(error), False, not isinstance(error, Retryable)
+            record.fault = record.fault or foreign(error)
+    fault = None if holds else record.fault
+    return Verdict(name, holds, why, monotonic() - began, fault, not (holds or is_loaded) and is_hopeless)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, LiteralString, cast
 from connectors.base import SmallSource
 from connectors.clock import Clock
 from connectors.declared import options
+from connectors.faults import foreign
 from connectors.operate import Action, command_outcome, send_command
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
@@ -70,6 +71,18 @@ class Record:
     calls: list[Call] = field(default_factory=list)
     before: Callable[[str, int], Awaitable[None]] | None = None
     """Called before each page, with the method and the page's number."""
+    fault: BaseException | None = None
+    """The first error of the source's own code."""
+
+    @contextmanager
+    def noting_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self.fault = self.fault or foreign(error)
+            raise
 
     def pages(self, method: str) -> list[Call]:
         return [call for call in self.calls if call.method == method]
@@ -83,7 +96,8 @@ class RecordedSource:
         self.Options = source.Options
         self._record = record
         if isinstance(source, PagedGroups):
-            self.group_pages = source.group_pages
+            paged = source
+            self.group_pages = lambda cursor: self._noted(paged.group_pages(cursor))
 
     async def close(self) -> None:
         await self.source.close()
@@ -92,7 +106,8 @@ class RecordedSource:
         return await self.source.check()
 
     async def start(self) -> Cursor | None:
-        return await self.source.start()
+        with self._record.noting_faults():
+            return await self.source.start()
 
     def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         return self._pages("full", self.source.full(cursor))
@@ -108,23 +123,31 @@ class RecordedSource:
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         requested_at = datetime.now(UTC)
-        entries = await self.source.fetch(external_ids)
+        with self._record.noting_faults():
+            entries = await self.source.fetch(external_ids)
         self._record.calls.append(Call("fetch", requested_at, tuple(entry.external_id for entry in entries)))
         return entries
 
     def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        return self.source.groups(tags)
+        return self._noted(self.source.groups(tags))
 
     async def on_event(self, request: Request) -> Reaction:
         return await self.source.on_event(request)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        await self.source.listen(react)
+        with self._record.noting_faults():
+            await self.source.listen(react)
 
     async def _pages(self, method: str, pages: AsyncIterator[Page]) -> AsyncIterator[Page]:
         async for requested_at, page in self._timed(method, pages):
             self._record.calls.append(Call(method, requested_at, tuple(entry.external_id for entry in page.entries)))
             yield page
+
+    async def _noted(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async with aclosing(cast("Any", items)):
+            with self._record.noting_faults():
+                async for item in items:
+                    yield item
 
     async def _timed(self, method: str, pages: AsyncIterator[Any]) -> AsyncIterator[tuple[datetime, Any]]:
         """Yield each page with the time before its request."""
@@ -135,7 +158,8 @@ class RecordedSource:
                     await self._record.before(method, number)
                 requested_at = datetime.now(UTC)
                 try:
-                    page = await anext(pages)
+                    with self._record.noting_faults():
+                        page = await anext(pages)
                 except StopAsyncIteration:
                     return
                 number += 1
@@ -168,6 +192,8 @@ NAME = "conform"
 INTERVAL_SECONDS = 86_400.0
 """Between two polls or sweeps: in a trial they run on command only."""
 PATIENCE_SECONDS = 90.0
+LOADING = ("full", "changes", "groups", "sweep")
+"""The activities of a first load."""
 PAGE_DOCUMENTS = 3
 """In one page of a full read: the laws change documents between two pages."""
 EVENTS_URL = "https://events.example"
@@ -192,6 +218,8 @@ class Trial:
     tenant: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
     record: Record = field(default_factory=Record)
     instance: Instance | None = None
+    is_loaded: bool = False
+    """Whether everything was read once."""
     _running: asyncio.Task[None] | None = None
     _taken: int = 0
 
@@ -209,7 +237,8 @@ class Trial:
 
     def _make(self, context: Context) -> Source:
         settings = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
-        source = self.kind(settings, context)
+        with self.record.noting_faults():
+            source = self.kind(settings, context)
         if isinstance(source, SmallSource):
             source.page_documents = PAGE_DOCUMENTS
         return RecordedSource(source, self.record)  # type: ignore[return-value]  # Options of an instance
@@ -251,8 +280,23 @@ class Trial:
     async def load(self) -> None:
         """Start the runner, and wait until everything was read once and is in the ledger."""
         instance = self.start()
-        await self.wait_until(lambda: self.succeeded(instance, "full", "changes", "groups", "sweep"), "the first load")
+
+        def is_done() -> bool:
+            if self.needs_attention(*LOADING):
+                raise Broken(f"the first load failed{self._status_reasons()}")
+            return self.succeeded(instance, *LOADING)
+
+        await self.wait_until(is_done, "the first load")
+        self.is_loaded = True
         await self.wait_for_ledger()
+
+    def needs_attention(self, *names: str) -> bool:
+        """Whether the runner waits for a person: it could not start, or these activities failed."""
+        if self.instance is None:
+            return False
+        activities = self.instance.activities
+        waits = any(name in activities and activities[name].status.needs_attention() for name in names)
+        return waits or self.instance.start.needs_attention()
 
     @staticmethod
     def succeeded(instance: Instance, *names: str) -> bool:
@@ -382,6 +426,8 @@ class Trial:
         """Raises Broken."""
         deadline = time.monotonic() + within_seconds
         while True:
+            if self.instance is not None and any(one.has_crashed for one in self.instance.activities.values()):
+                raise Broken(f"the source failed{self._status_reasons()}")
             holds = condition()
             if holds if isinstance(holds, bool) else await holds:
                 return
@@ -418,7 +464,7 @@ async def trial(
     pool: Pool,
     witness: RecordingProducer,
     folder: Path,
-    *,
+    record: Record,
     with_stores: bool,
 ) -> AsyncIterator[Trial]:
     """Create a trial in a tenant of its own, which is removed from the indexes afterwards; the ledger keeps a record of
@@ -429,7 +475,7 @@ async def trial(
             f"{kind.__name__} has no playground: without one no law can be tried (connectors/source.py)"
         )
     async with playing() as play:
-        made = Trial(kind, play, postgres, pool, witness, folder, with_stores)
+        made = Trial(kind, play, postgres, pool, witness, folder, with_stores, record=record)
         if (placed := getattr(play, "placed", None)) is not None:
             placed(made.tenant, NAME, pool)
         try:

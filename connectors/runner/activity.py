@@ -7,13 +7,12 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic
-from traceback import extract_tb
 from typing import Any, Literal
 
 import structlog
 
+from connectors.faults import place
 from connectors.runner.rows import LeaseLost
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.retry import backoff
@@ -85,6 +84,8 @@ class Activity:
         the time at most."""
         self.name = name
         self.status = Status()
+        self.has_crashed = False
+        """Whether the last run ended by an error that no source may raise."""
         self._run = run
         self._every = every_seconds
         self._attention_seconds = attention_seconds
@@ -172,7 +173,7 @@ class Activity:
         else:
             ended = monotonic()
             self._rest_until = 2 * ended - began if self._rests else 0.0
-            self.status.failures = 0
+            self.status.failures, self.has_crashed = 0, False
             if self.status.succeeded_at is None or not outcome.get("set_aside"):
                 self.status.succeeded_at = _now()
             self.status.enter("idle")
@@ -190,6 +191,7 @@ class Activity:
 
     async def _handle_failure(self, error: Exception) -> None:
         failures, self.status.failures = self.status.failures, self.status.failures + 1
+        self.has_crashed = not isinstance(error, PenstockError)
         if isinstance(error, Retryable):
             wait = backoff(
                 failures,
@@ -243,10 +245,7 @@ def explained(error: BaseException) -> str:
     content."""
     if isinstance(error, PenstockError):
         return " ".join(str(error).split())[:500]
-    frames = extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    kind = f"{type(error).__name__}{place}"
-    return f"{kind}: a bug in the connector's code, or an error to raise as Retryable or Misconfigured"
+    return f"{place(error)}: a bug in the connector's code, or an error to raise as Retryable or Misconfigured"
 
 
 def _now() -> str:

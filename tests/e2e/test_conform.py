@@ -53,6 +53,22 @@ async def test_conform_detects_each_broken_connector(space: Space, name: str) ->
     assert why in verdict.why
 
 
+async def test_conform_ends_at_once_when_the_sources_own_code_fails(space: Space) -> None:
+    """Each law waited for 90 s, and said the same."""
+    kind = "tests.support.connectors.broken_notes"
+    async with asyncio.timeout(60):
+        [verdict] = await conform_on(space.settings, f"{kind}:CannotLoad")
+        assert (verdict.law, verdict.holds) == ("first-crawl", False)
+        assert "the source failed (full: KeyError at broken_notes.py:" in verdict.why
+        assert isinstance(verdict.fault, KeyError)
+        [verdict] = await conform_on(space.settings, f"{kind}:CannotLoad", ["crash", "stamps"])
+        assert (verdict.law, verdict.holds) == ("crash", False)
+        [verdict] = await conform_on(space.settings, f"{kind}:CountsRevisions")
+        assert verdict.why == "the first load failed (full: revision of Document is int: return text, or None)"
+    code, result = await space.penstock("connector", "conform", f"{kind}:CannotLoad", "--json")
+    assert (code, len(result["laws"])) == (1, 1)
+
+
 async def test_the_conform_command_reports_verdicts_and_leaves_no_rows(space: Space) -> None:
     laws = ["--law", "member-removed", "--law", "slim-is-full"]
     code, result = await space.penstock(

@@ -102,3 +102,16 @@ async def _numbered(pages: AsyncIterator[Any]) -> AsyncIterator[tuple[int, Any]]
     async for page in pages:
         yield number, page
         number += 1
+
+
+class CannotLoad(Notes):
+    async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        raise KeyError("a note without a title")
+        yield
+
+
+class CountsRevisions(Notes):
+    async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        number: Any = 17
+        async for page in super().full(cursor):
+            yield Page([replace(entry, revision=number) for entry in page.entries], page.cursor)  # type: ignore[call-arg]
