@@ -68,6 +68,8 @@ async def run_once(
                     with contextlib.suppress(Exception):
                         for number in numbers.values():
                             await cancel_command(pool, number)
+        if here is not None and outcomes.get("load") == {}:
+            outcomes["load"] = here.loaded  # the load began with the instance, before it was asked for
         if follow:
             await _follow(pool, plan)
         seen = await summarize(pool, plan)

@@ -97,15 +97,17 @@ def show_outcome(result: Mapping[str, Any]) -> None:
             stderr.print(f"[red]{action}[/]", end=": ")
             stderr.print(outcome["error"], markup=False, soft_wrap=True)
             continue
-        counts = ", ".join(f"{kind} {n}" for kind, n in outcome.items() if isinstance(n, int) and n) or "nothing new"
-        stdout.print(f"{action}: {counts}", markup=False)
+        nothing = "complete" if action == "load" else "nothing new"
+        counts = ", ".join(f"{kind} {n}" for kind, n in outcome.items() if isinstance(n, int) and n)
+        stdout.print(f"{action}: {counts or nothing}", markup=False)
         for message in outcome.get("warnings", ()):
             stderr.print("[yellow]warning[/]", end=": ")
             stderr.print(message, markup=False, soft_wrap=True)
     for message in result["problems"]:
         stderr.print("[red]problem[/]", end=": ")
         stderr.print(message, markup=False, soft_wrap=True)
-    stdout.print(_token_line(result["token"]), markup=False, soft_wrap=True)
+    if result["ok"] or result["token"] is None or publications_of(result["token"]):
+        stdout.print(_token_line(result["token"]), markup=False, soft_wrap=True)
 
 
 def _token_line(token: str | None) -> str:

@@ -22,6 +22,7 @@ from pipeline.runtime.home import TRAIL_FILE, made_secret
 if TYPE_CHECKING:
     from deploy.local.stack import Stack
     from deploy.local.starting import Step
+    from deploy.local.workers import Worker
     from pipeline.core.model import Generation
     from pipeline.runtime.settings import Settings
 
@@ -36,7 +37,8 @@ def up(
         bool, typer.Option("--no-workers", help="Start only Kafka, Postgres and Elasticsearch.")
     ] = False,
 ) -> None:
-    """Start the local stack, its workers and the query service. Processes that run already are left as they are."""
+    """Start the local stack, its workers and the query service. Processes that run already are left as they are; only
+    the worker of the connectors starts anew if connectors.toml declares more of them."""
     stack = local_stack()
     with errors(), _progress() as progress:
         started = _up(stack, progress, () if no_workers else (*_stages(), *_connectors(), *_canary(), QUERY))
@@ -225,6 +227,9 @@ class _Following:
             for worker in stack.workers():
                 stack.stop(worker.name)
             stack.stop_query()
+        for worker in stack.workers():
+            if worker.name in self._workers and worker.ready and _runs_too_few(worker):
+                stack.stop(worker.name)
         running = {worker.name for worker in stack.workers() if worker.ready}
         for name in _otherwise(self._workers) & running:  # together before, and now apart, or the other way round
             stack.stop(name)
@@ -270,6 +275,13 @@ def _query_environment() -> dict[str, str]:
     if auth.jwks_url is None and auth.keys_file is None and "development" not in serves.model_fields_set:
         return {"PENSTOCK_SERVE_DEVELOPMENT": "true"}
     return {}
+
+
+def _runs_too_few(worker: Worker) -> bool:
+    """Whether connectors were added to the file since the worker read it. One that has fewer is another file."""
+    from connectors.declared import file_of, load
+
+    return worker.name == "connectors" and file_of().is_file() and worker.connectors < load().plans.keys()
 
 
 def _connectors() -> tuple[str, ...]:

@@ -60,6 +60,8 @@ class Instance:
         self.activities: dict[str, Activity] = {}
         self.published = Counter[str]()
         """Entries by outcome, since this process runs the instance."""
+        self.loaded: Mapping[str, Any] = {}
+        """The outcome of the last full read, since this process runs the instance."""
         self._publisher: Publisher | None = None
         self._set_aside = SetAside()
         self._sweep: Sweep | None = None
@@ -263,6 +265,7 @@ class Instance:
                 with self._reported("load", "LOAD") as run:
                     tally = await crawl.full(arguments)
                     run.wrote((tally or {}).get("upserted", 0))
+            self.loaded = tally or self.loaded
             if tally is not None and self._set_aside.reasons():
                 self.activities["sweep"].trigger()  # it reads again what the load could not
             return tally

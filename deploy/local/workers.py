@@ -39,6 +39,8 @@ class Worker:
     reason: str | None = None
     stages: Sequence[Mapping[str, Any]] = ()
     """The status of each of its stages; empty when it does not answer."""
+    connectors: frozenset[str] = frozenset()
+    """The names of the connectors that it runs."""
 
 
 def command(name: str) -> list[str]:
@@ -110,10 +112,12 @@ def _look(home: Path, key: str) -> Worker:
     running = process.running(entry)
     address = entry.address if entry else ""
     ready = running is not None and answers(address)
-    stages = _stages(address) if ready else []
+    status = _status(address) if ready else {}
+    stages = status.get("stages", [])
     stuck = next((stage for stage in stages if stage["waiting_for"]), {"waiting_for": None, "reason": None})
     pid = running.pid if running else None
-    return Worker(key, pid, ready, address, stuck["waiting_for"], stuck["reason"], stages)
+    connectors = frozenset(connector["name"] for connector in status.get("connectors", []))
+    return Worker(key, pid, ready, address, stuck["waiting_for"], stuck["reason"], stages, connectors)
 
 
 def wait_ready(name: str, log: Path, entry: process.Record, offset: int) -> None:
@@ -134,10 +138,10 @@ def answers(address: str) -> bool:
     return _get(address, "/readyz") is not None
 
 
-def _stages(address: str) -> list[dict[str, Any]]:
-    """The status of its stages; empty when it does not answer."""
+def _status(address: str) -> dict[str, Any]:
+    """Its status; empty when it does not answer."""
     body = _get(address, "/status")
-    return list(json.loads(body)["stages"]) if body else []
+    return dict(json.loads(body)) if body else {}
 
 
 def _get(address: str, path: str) -> bytes | None:

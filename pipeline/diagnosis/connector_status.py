@@ -87,7 +87,11 @@ def connector_state(
     if removed:
         return "removed", None
     if silent_seconds is None or silent_seconds > SILENT_SECONDS:
-        return "not running", "its worker does not report: check that `penstock worker connectors` runs"
+        return (
+            "not running",
+            "no worker reports it: check that `penstock worker connectors` runs, and that the file declared it when"
+            " the worker started",
+        )
     if paused:
         return "paused", None
     if (worst := problem(activities)) is not None:

@@ -253,7 +253,7 @@ def _let_in(story: Story, context: Context) -> str:
     return (
         step
         if not context.source or context.source.by_hand
-        else f"{step}, then `penstock connector run {quote(context.source.name)} --sweep`"
+        else f"{step}, then `penstock connector run {quote(context.source.name)}`"
     )
 
 

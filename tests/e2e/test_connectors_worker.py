@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from cli.stack import _connectors
+from cli.stack import _connectors, _runs_too_few
 from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
@@ -241,6 +241,7 @@ async def test_connector_commands_run_locally_or_through_the_running_worker(desk
     assert (await desk.penstock("check", "small"))[0] == 0
     code, result = await desk.penstock("run", "small")
     assert (code, result["where"], result["ok"]) == (0, "here", True)
+    assert result["outcomes"]["load"]["upserted"] == 40, "the load began before it was asked for, and said nothing new"
     assert len(publications_of(result["token"])) == 40, "nobody has accepted them"
     assert (await desk.penstock("list"))[1][0]["state"] == "not running"
     code, [status] = await desk.penstock("status", "small")
@@ -305,6 +306,12 @@ async def test_penstock_up_starts_the_connectors_worker_only_if_connectors_are_d
     )
     try:
         assert worker.ready
+        monkeypatch.setenv(VARIABLE, str(desk.file))
+        assert worker.connectors == {"small", "large"}
+        assert not _runs_too_few(worker)
+        with desk.file.open("a") as file:
+            file.write('[connector.new]\nkind = "examples.notes:Notes"\n')
+        assert _runs_too_few(worker), "`up` said that everything was running, and nothing read the file again"
         _, status = await desk.space.penstock("status", "--json")
         assert [(worker["name"], worker["ready"]) for worker in status["workers"]] == [("connectors", True)]
         await desk.until(lambda: has_address(desk))

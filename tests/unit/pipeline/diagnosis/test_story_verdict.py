@@ -223,7 +223,7 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         WELL,
         Context(source=SOURCE, person=Person(("ann",), False, ("wiki/staff",), ("wiki/nda",))),
         "lack the required wiki/nda",
-        "penstock connector run wiki --sweep",
+        "then `penstock connector run wiki`",
     ),
     ("partial", story(replace(SETTLED, state="partial", refused=1)), Context(), "1 of its 2 chunks can never", None),
     ("searchable", WELL, Context(), "both stores hold its 2 chunks", None),
