@@ -206,6 +206,9 @@ def remove(
         str | None, typer.Option("--tenant", help="The connector's tenant, if several tenants have one of this name.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="File of connectors that says the connector's tenant.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Stop a connector for good, without alerts about it. Without --withdraw its documents stay searchable, with the
@@ -216,6 +219,9 @@ def remove(
     from typing import Any
 
     from cli.withdraw import agreed, tell, wire, withdraw_all, withdrawal
+
+    if file is not None and tenant is None and (plan := declarations(file).plans.get(name)) is not None:
+        tenant = plan.tenant
 
     async def change() -> dict[str, Any]:
         from connectors.withdraw import tenant_of

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from connectors.conform.samples import Samples
 
 PAGE_DOCUMENTS = 3
-_DOCUMENT = frozenset({"external_id", "title", "text", "revision", "acl_tags", "required_tags"})
+_DOCUMENT = frozenset({"external_id", "title", "text", "revision", "acl_tag", "acl_tags", "required_tags"})
+_ARRAYS = frozenset({"acl_tags", "required_tags", "members"})
+_ALONE = frozenset(f"{{{name}}}" for name in _ARRAYS)
 _GROUP = frozenset({"tag", "members"})
 _NEXT = "{next}"
 
@@ -22,12 +24,18 @@ class Responses:
     """Responses by path, and the names that they use."""
 
     def __init__(self, responses: Mapping[str, Any]) -> None:
-        """Raises ValueError for a name that is unknown."""
+        """Raises ValueError for a name that is unknown, and for an array within a text."""
         self._routes = [_Route(path, body) for path, body in responses.items()]
         self.names = frozenset(name for body in responses.values() for name in _names(body))
         if unknown := sorted(self.names - _DOCUMENT - _GROUP - {"next"}):
             known = ", ".join(sorted(_DOCUMENT | _GROUP | {"next"}))
             raise ValueError(f"no document or group has {{{unknown[0]}}}: write one of {known}, or double the braces")
+        for text in (text for body in responses.values() for text in _texts(body)):
+            if within := sorted(_ARRAYS & set(_names(text)) if text not in _ALONE else ()):
+                raise ValueError(
+                    f"{{{within[0]}}} is no text: write it alone, without the rest of {text!r}; a document's only tag"
+                    " is {acl_tag}"
+                )
 
     def answer(self, samples: Samples, path: str, query: Mapping[str, str]) -> Any | None:
         """Return the JSON for a request, or None if there is nothing at this path."""
@@ -76,7 +84,8 @@ class _Route:
 
 
 def _values(sample: Any) -> Mapping[str, Any]:
-    return {name: getattr(sample, name) for name in _DOCUMENT}
+    tags = {"acl_tag": sample.acl_tags[0] if sample.acl_tags else None}
+    return {name: getattr(sample, name) for name in _DOCUMENT - tags.keys()} | tags
 
 
 def _filled(
@@ -115,11 +124,13 @@ def _text(text: str, values: Mapping[str, Any]) -> Any:
 
 def _names(body: Any) -> Iterator[str]:
     """Yield the names in the texts of a JSON value."""
+    for text in _texts(body):
+        yield from (name for _, name, *_ in string.Formatter().parse(text) if name is not None)
+
+
+def _texts(body: Any) -> Iterator[str]:
     if isinstance(body, str):
-        yield from (name for _, name, *_ in string.Formatter().parse(body) if name is not None)
-    elif isinstance(body, Mapping):
-        for value in body.values():
-            yield from _names(value)
-    elif isinstance(body, Sequence):
-        for value in body:
-            yield from _names(value)
+        yield body
+    elif isinstance(body, Mapping | Sequence):
+        for value in body.values() if isinstance(body, Mapping) else body:
+            yield from _texts(value)

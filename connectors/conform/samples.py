@@ -153,16 +153,18 @@ async def over_http(
     """Serve the samples over HTTP.
 
     answer: the JSON of each response by the path of its GET request, with names in braces where the samples belong:
-    ``{external_id}``, ``{title}``, ``{text}``, ``{revision}``, ``{acl_tags}`` and ``{required_tags}`` of a document,
-    ``{tag}`` and ``{members}`` of a group. A list with such a document or group in it has an item for each; a path may
-    name one by ``{external_id}`` or ``{tag}``. With ``?PARAMETER={next}`` in the path, a listing has pages, and
-    ``{next}`` in its response is what requests the next one, or null. Outside of a group, ``{members}`` is an object of
-    all members by tag. Or a function that returns the JSON for a path and query; None is answered with 404.
+    ``{external_id}``, ``{title}``, ``{text}``, ``{revision}``, ``{acl_tags}`` and ``{required_tags}`` of a document, or
+    ``{acl_tag}``, its only one, as text; ``{tag}`` and ``{members}`` of a group. A list with such a document or group
+    in it has an item for each; a path may name one by ``{external_id}`` or ``{tag}``. With ``?PARAMETER={next}`` in the
+    path, a listing has pages, and ``{next}`` in its response is what requests the next one, or null. Outside of a
+    group, ``{members}`` is an object of all members by tag. Or a function that returns the JSON for a path and query;
+    None is answered with 404.
 
     options: the instance's options for a service at this address, by default ``url``. environment: its secrets by
     variable, by default ``TOKEN``. has_required_tags: False for a service without restrictions beyond who may read a
     document: ``required_tags`` then stays empty; by default it is true, unless the responses do not name them.
-    Throttled and failing requests are answered with 429 and 500. Raises ValueError for an unknown name in braces.
+    Throttled and failing requests are answered with 429 and 500. Raises ValueError for an unknown name in braces, and
+    for an array within a text.
     """
     if isinstance(answer, Mapping):
         responses = Responses(answer)

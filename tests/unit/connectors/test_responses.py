@@ -56,8 +56,20 @@ def test_groups_are_an_object_or_a_list_or_each_has_a_path() -> None:
 
 
 def test_a_name_that_no_document_has_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no document or group has \{titel\}: write one of acl_tags, "):
+    with pytest.raises(ValueError, match=r"no document or group has \{titel\}: write one of acl_tag, "):
         Responses({"/pages": [{"title": "{titel}"}]})
+
+
+def test_a_service_may_have_one_group_as_text() -> None:
+    ticket = {"team": "{acl_tag}", "path": "/teams/{acl_tag}"}
+    assert answer({"/tickets/{external_id}": ticket}, "/tickets/b") == {"team": "staff", "path": "/teams/staff"}
+
+
+@pytest.mark.parametrize("text", ["team:{acl_tags}", "{members}, and nobody else", "{title} {required_tags}"])
+def test_an_array_within_a_text_is_refused(text: str) -> None:
+    """It became the text "team:['staff']", a tag that nobody holds."""
+    with pytest.raises(ValueError, match="is no text: write it alone"):
+        Responses({"/pages": [{"tags": text}]})
 
 
 async def test_documents_are_restricted_by_their_readers_where_the_responses_have_no_required_tags() -> None:
