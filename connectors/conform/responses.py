@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from connectors.conform.samples import Samples
 
 PAGE_DOCUMENTS = 3
-_DOCUMENT = frozenset({"external_id", "title", "text", "revision", "acl_tag", "acl_tags", "required_tags"})
+_DOCUMENT = frozenset(
+    {"external_id", "title", "text", "revision", "changed_at", "acl_tag", "acl_tags", "required_tags"}
+)
 _ARRAYS = frozenset({"acl_tags", "required_tags", "members"})
 _ALONE = frozenset(f"{{{name}}}" for name in _ARRAYS)
 _GROUP = frozenset({"tag", "members"})
-_NEXT = "{next}"
+_NEXT, _SINCE = "{next}", "{since}"
 
 
 class Responses:
@@ -57,7 +59,9 @@ class _Route:
         self._path = re.compile(pattern)
         self._after = next((name for name, value in parameters.items() if value == _NEXT), None)
         """The parameter with the place at which a page begins."""
-        self._parameters = {name: value for name, value in parameters.items() if value != _NEXT}
+        self._since = next((name for name, value in parameters.items() if value == _SINCE), None)
+        """The parameter with the time from which on a listing shows changes."""
+        self._parameters = {name: value for name, value in parameters.items() if value not in (_NEXT, _SINCE)}
 
     def match(self, path: str, query: Mapping[str, str]) -> Mapping[str, str] | None:
         """Return what the path names, or None if it is another one."""
@@ -74,6 +78,8 @@ class _Route:
             members = samples.members.get(tag)
             return None if members is None else _filled(self._body, {"tag": tag, "members": members}, [], {})
         listed, following = samples.listed, None
+        if self._since is not None:
+            listed = [sample for sample in listed if sample.changed_at >= query.get(self._since, "")]
         if self._after is not None:
             listed = [sample for sample in listed if sample.external_id > query.get(self._after, "")]
             if len(listed) > PAGE_DOCUMENTS:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class Sample:
     """Another one after each change of title or text."""
     acl_tags: list[str] = field(default_factory=lambda: [STAFF])
     required_tags: list[str] = field(default_factory=list)
+    changed_at: str = ""
+    """When it was last changed, in RFC 3339, UTC."""
 
 
 class Samples:
@@ -95,14 +98,14 @@ class Samples:
         sample = self.documents.setdefault(name, Sample(name, name.title(), text))
         self._writes += 1
         sample.text, sample.revision = text, str(self._writes)
-        self._changed(self)
+        self._note_change(name)
         return name
 
     async def move(self, name: str) -> None:
         sample = self.documents[name]
         self._writes += 1
         sample.title, sample.revision = f"{sample.title}, renamed", str(self._writes)
-        self._changed(self)
+        self._note_change(name)
 
     async def remove(self, name: str) -> None:
         self._removed[name] = self.documents.pop(name)
@@ -110,14 +113,14 @@ class Samples:
 
     async def restore(self, name: str) -> None:
         self.documents[name] = self._removed.pop(name)
-        self._changed(self)
+        self._note_change(name)
 
     async def restrict(self, name: str) -> None:
         if self._has_required_tags:
             self.documents[name].required_tags = [BOARD]
         else:
             self.documents[name].acl_tags = [BOARD]
-        self._changed(self)
+        self._note_change(name)
 
     async def leave(self) -> None:
         self.members[STAFF].remove(self.inside)
@@ -131,6 +134,10 @@ class Samples:
     ) -> None:
         """expired: without effect, because a service that is read by ``list`` and ``read`` issues no cursors."""
         self.throttled, self.failing, self._is_truncated = throttled, failing, truncated
+        self._changed(self)
+
+    def _note_change(self, name: str) -> None:
+        self.documents[name].changed_at = datetime.now(UTC).isoformat(timespec="microseconds")
         self._changed(self)
 
 
@@ -153,12 +160,13 @@ async def over_http(
     """Serve the samples over HTTP.
 
     answer: the JSON of each response by the path of its GET request, with names in braces where the samples belong:
-    ``{external_id}``, ``{title}``, ``{text}``, ``{revision}``, ``{acl_tags}`` and ``{required_tags}`` of a document, or
-    ``{acl_tag}``, its only one, as text; ``{tag}`` and ``{members}`` of a group. A list with such a document or group
-    in it has an item for each; a path may name one by ``{external_id}`` or ``{tag}``. With ``?PARAMETER={next}`` in the
-    path, a listing has pages, and ``{next}`` in its response is what requests the next one, or null. Outside of a
-    group, ``{members}`` is an object of all members by tag. Or a function that returns the JSON for a path and query;
-    None is answered with 404.
+    ``{external_id}``, ``{title}``, ``{text}``, ``{revision}``, ``{changed_at}``, ``{acl_tags}`` and ``{required_tags}``
+    of a document, or ``{acl_tag}``, its only one, as text; ``{tag}`` and ``{members}`` of a group. A list with such a
+    document or group in it has an item for each; a path may name one by ``{external_id}`` or ``{tag}``. With
+    ``?PARAMETER={next}`` in the path, a listing has pages, and ``{next}`` in its response is what requests the next
+    one, or null; with ``?PARAMETER={since}`` it has what was changed at that time or later. Outside of a group,
+    ``{members}`` is an object of all members by tag. Or a function that returns the JSON for a path and query; None is
+    answered with 404.
 
     options: the instance's options for a service at this address, by default ``url``. environment: its secrets by
     variable, by default ``TOKEN``. has_required_tags: False for a service without restrictions beyond who may read a

@@ -68,7 +68,8 @@ MACHINE_CODES: frozenset[str] = frozenset({"unconfined"})
 
 
 class Unreadable(Exception):
-    """A file has no text. ``code`` is a bounded label; the message is for people and never quotes content."""
+    """A file has no text. ``code`` is a bounded label; the message is for people and never quotes content. It continues
+    the file's name: ``f"{name} {error}"``."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)

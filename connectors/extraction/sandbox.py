@@ -48,9 +48,9 @@ async def extract_file(
     path: Path, name: str, media_type: str | None = None, *, settings: ExtractionSettings | None = None
 ) -> Extracted:
     """Extract the text of a file of any kind. name: the file's name at its source; its ending and ``media_type``, which
-    the source declares, count where the first bytes are ambiguous. Raises Unreadable, whatever the file is or does;
-    OSError if it cannot be opened; Retryable while the extraction service cannot read it. Cancelling ends the
-    process."""
+    the source declares, count where the first bytes are ambiguous. Raises Unreadable (``UnreadableFile`` in
+    ``penstock.source``), whatever the file is or does; OSError if it cannot be opened; Retryable while the extraction
+    service cannot read it. Cancelling ends the process."""
     settings = settings or from_environment()
     prepared = await asyncio.to_thread(_prepare, path, name, media_type, settings)
     if isinstance(prepared, Extracted):

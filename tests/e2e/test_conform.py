@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,19 @@ async def test_a_new_source_passes_conform_as_it_is_written(space: Space, tmp_pa
     code, output = await penstock("new", "old_tickets")
     assert (code, "exists already" in output) == (1, True), output
     assert (await penstock("new", "json"))[0] == 1
+
+
+@pytest.mark.slow
+async def test_the_guides_source_of_changes_by_time_conforms(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (PROJECT / "docs" / "connectors" / "your-own.md").read_text()
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "updated_since" in block]
+    (tmp_path / "guide_by_time.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    verdicts = await conform_on(space.settings, "guide_by_time:Tickets")
+    assert [verdict.line() for verdict in verdicts if not verdict.holds] == []
+    assert len(verdicts) == len(ALL_LAWS)
 
 
 @pytest.mark.slow
