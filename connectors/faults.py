@@ -27,8 +27,8 @@ def place(error: BaseException) -> str:
     """Return the type of an error, and the file and line of a source's own code in which it was raised, or that called
     what raised it. Neither the text of the error nor the code: they may quote content."""
     kind = type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
-        return f"{kind} at {Path(error.filename).name}:{error.lineno}"
+    if (line := _file_that_cannot_be_compiled(error)) is not None:
+        return f"{kind} at {line}"
     frames = _frames(error.__traceback__)
     if not frames:
         return kind
@@ -41,7 +41,14 @@ def trace(error: BaseException) -> str:
     """Return the traceback of an error, from the first line of the source's own code. It may quote content: for whoever
     develops the source, and for no log."""
     own = next((frame for frame in _frames(error.__traceback__) if _is_foreign(_package(frame))), error.__traceback__)
-    return "".join(TracebackException(type(error), error, own).format())
+    shows_itself = _file_that_cannot_be_compiled(error) is not None
+    return "".join(TracebackException(type(error), error, None if shows_itself else own).format())
+
+
+def _file_that_cannot_be_compiled(error: BaseException) -> str | None:
+    if not isinstance(error, SyntaxError) or not error.filename or error.filename.startswith("<"):
+        return None
+    return f"{Path(error.filename).name}:{error.lineno}"
 
 
 def _frames(traceback: TracebackType | None) -> list[TracebackType]:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from cli.output import print_fault
 from connectors.base import SmallSource
 from connectors.declared import load, source_class
-from connectors.faults import NotImported, foreign, place
+from connectors.faults import NotImported, foreign, place, trace
 from connectors.operate import check_all
 from connectors.source import Entry, Listed
 from pipeline.core.errors import Misconfigured
@@ -71,6 +71,7 @@ def test_a_module_that_cannot_be_imported_is_shown_with_its_own_line(
     message, [fault] = checked(tmp_path, "odd_desk:Desk")
     assert message == f"kind 'odd_desk:Desk': odd_desk cannot be imported: {said}"
     assert place(fault) in said
+    assert "importlib" not in trace(fault)
     with pytest.raises(NotImported):
         source_class("odd_desk:Desk")
     sys.modules.pop("odd_desk", None)
