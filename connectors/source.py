@@ -44,7 +44,7 @@ class _Field(NamedTuple):
     """Types that need no further look: an entry is checked in half a microsecond."""
     allows: Callable[[Any], bool]
     """Whether a value of another type will do."""
-    wanted: str
+    expected: str
 
     def of(self, name: str) -> _Field:
         return self._replace(name=name)
@@ -78,11 +78,11 @@ def _check(entry: object, fields: Sequence[_Field]) -> None:
     """Raise Misconfigured, which names the field and what to return, if a field has another type than it is declared
     with. What only spoils this one document (a title that is no text, a tag that is none) is published as a problem of
     the document instead, or admits nobody."""
-    for name, types, allows, wanted in fields:
+    for name, types, allows, expected in fields:
         value = getattr(entry, name)
         if type(value) not in types and not allows(value):
             kind = "None" if value is None else type(value).__name__
-            raise Misconfigured(f"{name} of {type(entry).__name__} is {kind}: return {wanted}")
+            raise Misconfigured(f"{name} of {type(entry).__name__} is {kind}: return {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -426,7 +426,9 @@ class Trial:
         """Raises Broken."""
         deadline = time.monotonic() + within_seconds
         while True:
-            if self.instance is not None and any(one.has_crashed for one in self.instance.activities.values()):
+            if self.instance is not None and any(
+                activity.has_crashed for activity in self.instance.activities.values()
+            ):
                 raise Broken(f"the source failed{self._status_reasons()}")
             holds = condition()
             if holds if isinstance(holds, bool) else await holds:

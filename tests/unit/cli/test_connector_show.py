@@ -1,4 +1,4 @@
-"""What ``penstock connector run`` says about its outcome."""
+"""The lines in which ``penstock connector run`` reports its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source returns is checked where it is made, so that the error names the source's own mistake."""
+"""The fields of an entry are checked where a source makes it, so that the error names the source's own mistake."""
 
 from __future__ import annotations
 
