@@ -28,6 +28,8 @@ class TcpProxy:
     """While it is cleared, requests do not arrive; responses still do."""
     responses_open: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is cleared, requests arrive, and no response comes back."""
+    returned_bytes: int = 0
+    """Bytes of responses that have been passed on."""
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -58,6 +60,8 @@ class TcpProxy:
                 await way.wait()
                 sink.write(data)
                 await sink.drain()
+                if way is self.responses_open:
+                    self.returned_bytes += len(data)
         with suppress(OSError, RuntimeError):
             sink.close()
         self._ends.discard(sink)

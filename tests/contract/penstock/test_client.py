@@ -353,8 +353,9 @@ async def test_a_stream_that_is_cut_off_raises_instead_of_ending(service: QueryS
         async with through_a_proxy(service) as (url, proxy), either(kind, url, TOKEN_FILE) as client:
             task = asyncio.create_task(client.stream(QUESTION, mode="hybrid"))
             async with asyncio.timeout(20):
-                while not service.chat.stats.open:
+                while not (service.chat.stats.open and proxy.returned_bytes):
                     await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # the client has read the head: before, it would send its request again
             proxy.cut()
             with pytest.raises(Unreachable):
                 await task
