@@ -8,7 +8,8 @@ needed, so that an unknown language works too, without its function words and ne
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, starmap
 from typing import Literal, NamedTuple
 
 from pipeline.core.languages import STOP_WORDS, UNSPACED
@@ -153,6 +154,7 @@ _RELEASES = frozenset("version versions release python v edition ver".split())  
 _PIECES = r"-?\d+(?:[.,:/-]\d+)*(?:[a-zµ]{1,3}\d{0,3}(?![\w]))?[%°]?|[$€£]|[<>=!]=|[<>+]"
 _TOKEN = re.compile(rf"{_PIECES}|\w+(?:[-.'’]\w+)*", re.IGNORECASE)
 _TOKEN_UNSPACED = re.compile(rf"{_PIECES}|{UNSPACED.pattern}|[A-Za-zÀ-ÿ_]+", re.IGNORECASE)
+_HEADINGS = re.compile(r"\s*(?:#{1,6}[ \t][^\n]*\n)+")
 _CODE = re.compile(r"[][(){}=<>;|+*/\\]")
 _IS_CODE = re.compile(r">>>|::=|\bdef \w+\(|^[ \t]*(?:from \w+ )?import \w", re.MULTILINE)
 _PARTS_OF_NUMBER = re.compile(r"(-?\d+(?:[.,:/-]\d+)*)([a-zµ%°]*)(\d*)", re.IGNORECASE)
@@ -203,15 +205,22 @@ class Statement(NamedTuple):
 
 
 def statements_of(text: str) -> list[Statement]:
-    """The statements of a passage, in order. Code, headings of one or two words and questions are none."""
+    """The statements of a passage, in order. Code, headings of one or two words and questions are none. A heading in
+    Markdown is no part of a statement below it."""
     text = text[:MOST_CHARACTERS]
     pattern = _TOKEN_UNSPACED if UNSPACED.search(text) else _TOKEN
     read = (
         _statement(text, start, end, pattern)
-        for start, end in pairwise([0, *sentence_ends(text)])
+        for start, end in starmap(partial(_below_headings, text), pairwise([0, *sentence_ends(text)]))
         if not _is_code(text, start, end)
     )
     return [statement for statement in read if statement is not None]
+
+
+def _below_headings(text: str, start: int, end: int) -> Span:
+    """The sentence without headings before it, from which no empty line separates it."""
+    headings = _HEADINGS.match(text, start, end)
+    return (headings.end(), end) if headings is not None and text[headings.end() : end].strip() else (start, end)
 
 
 def _is_code(text: str, start: int, end: int) -> bool:

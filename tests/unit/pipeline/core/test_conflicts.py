@@ -95,6 +95,18 @@ def test_the_same_in_another_form_is_no_contradiction(a: str, b: str) -> None:
     assert result is None or result.kind == "duplicate"
 
 
+@pytest.mark.parametrize("separated", ["\n", "\n\n"])
+def test_a_heading_is_no_part_of_the_sentence_below_it(separated: str) -> None:
+    a, b = (
+        f"# {title}{separated}Backups of the billing database are kept for {days} days. Restores are rehearsed."
+        for title, days in (("Backups", 14), ("Retention of billing data\n## Database", 90))
+    )
+    result = compared(a, b)
+    assert result is not None
+    [pair] = result.pairs
+    assert (result.kind, a[slice(*pair.a)], b[slice(*pair.b)]) == ("number", "14 days", "90 days")
+
+
 def test_equal_passages_are_duplicates_whatever_their_markup() -> None:
     result = compared("# Keys\n\nOld *keys* are revoked.", "Keys\nOld keys are  revoked.")
     assert result is not None
