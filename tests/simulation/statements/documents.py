@@ -26,7 +26,7 @@ NEW_DOCUMENT: Row = {
     "lane": "live",
     "event_count": 0,
 }
-_KNOWN_COLUMNS = (
+_STATE_COLUMNS = (
     "version",
     "observed_at",
     "content_hash",
@@ -36,10 +36,8 @@ _KNOWN_COLUMNS = (
     "access_observed_at",
     "access_id",
     "seq",
-    "event_count",
-    "media_type",
-    "title",
 )
+_KNOWN_COLUMNS = (*_STATE_COLUMNS, "event_count", "media_type", "title")
 
 
 @statement("INSERT INTO documents (id, tenant, source, external_id) SELECT *")
@@ -102,19 +100,6 @@ async def _insert_access(tx: Transaction, p: Any) -> int:
 def _access_ids(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     keys = zip(*p, strict=True)
     return [(*key, row["id"]) for key in keys if (row := tx.get("access_sets", *key)) is not None]
-
-
-_STATE_COLUMNS = (
-    "version",
-    "observed_at",
-    "content_hash",
-    "meta_hash",
-    "deleted_floor",
-    "deleted_at",
-    "access_observed_at",
-    "access_id",
-    "seq",
-)
 
 
 @statement("UPDATE documents SET version = %s, observed_at = %s")

@@ -61,7 +61,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
 
 
 async def walks(connection: Connection) -> int:
-    """How often this connection has searched the graph since it last told the server."""
+    """How often this connection has searched the graph since it last reported to the server."""
     cursor = await connection.execute("SELECT pg_stat_get_xact_numscans('chunks_g1_hnsw'::regclass)")
     [(count,)] = await cursor.fetchall()
     return int(count)
