@@ -21,7 +21,7 @@ from query.access.verify import Detail
 from query.model import Candidate, Passage
 from query.retrieval.scoring import AnalysedEntry, gained, keyword_query
 from query.retrieval.steps import Steps
-from query.retrieval.stores import Embedding, Offer, Offers, Query, Scope, Stores
+from query.retrieval.stores import DerivedStores, Embedding, Offer, Offers, Query, Scope, Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,11 @@ class Overlay:
         return dict(zip(self.new, map(float, matrix @ np.asarray(vector, dtype=np.float32)), strict=True))
 
 
-class _EditedStores(Stores):
+class _EditedStores(DerivedStores):
     """The live stores, and an edit of them. Filters are not supported: the edit's documents pass every one of them."""
 
     def __init__(self, live: Stores, overlay: Overlay) -> None:
-        """live: its pool and client are used and not closed."""
-        super().__init__(live._pool, live._es, live.timeouts, live._tuning)
+        super().__init__(live)
         self._overlay = overlay
         self._gained = gained(overlay.entries)
 
@@ -96,7 +95,6 @@ class WatchedStores(_EditedStores):
     """
 
     def __init__(self, live: Stores, overlay: Overlay) -> None:
-        """live: its pool and client are used and not closed."""
         super().__init__(live, overlay)
         self._touched = True
 
@@ -162,7 +160,6 @@ class OverlaidStores(_EditedStores):
     """The stores with the edit."""
 
     def __init__(self, live: Stores, overlay: Overlay) -> None:
-        """live: its pool and client are used and not closed."""
         super().__init__(live, overlay)
         self._rewritten = frozenset(entry.chunk_id for entry in overlay.entries)
 

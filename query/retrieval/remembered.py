@@ -8,18 +8,15 @@ from uuid import UUID
 from pipeline.embedding.port import Vectors
 from query.model import Passage
 from query.retrieval.steps import Steps
-from query.retrieval.stores import Embedding, Offers, Query, Scope, Stores
+from query.retrieval.stores import DerivedStores, Embedding, Offers, Query, Scope, Stores
 
 
-class RememberingStores(Stores):
+class RememberingStores(DerivedStores):
     """The live stores for one question of one caller, which rankings ask one after the other. Each ranking checks by
     itself what the caller may read: where that has changed, its candidates are read again."""
 
     def __init__(self, live: Stores) -> None:
-        """live: its pool and client are used and not closed."""
-        super().__init__(live._pool, live._es, live.timeouts, live._tuning)
-        self._index_checked_at, self._checks = live._index_checked_at, live._checks
-        self._scans = live._scans
+        super().__init__(live)
         self._offers: dict[tuple[object, ...], tuple[Offers, Mapping[UUID, Passage]]] = {}
         self._embeddings: dict[tuple[str, UUID], Vectors] = {}
         self._word_scores: dict[tuple[object, ...], dict[UUID, float]] = {}

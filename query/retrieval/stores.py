@@ -394,6 +394,16 @@ class Stores:
                     yield connection
 
 
+class DerivedStores(Stores):
+    """Stores that change or keep what the live ones return. They share the pool and the client of these, which they do
+    not close, and what is known of indexes and scans."""
+
+    def __init__(self, live: Stores) -> None:
+        super().__init__(live._pool, live._es, live.timeouts, live._tuning)
+        self._index_checked_at, self._checks = live._index_checked_at, live._checks
+        self._scans = live._scans
+
+
 def _name(ranker: Ranker, generation: Generation) -> str:
     """Where a ranker's candidates come from, for people."""
     return "pgvector" if ranker == "vector" and generation.vectors == "pgvector" else "Elasticsearch"
