@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Pool
 from query.access.callers import Caller
 from query.access.filters import NONE, Filters
 from query.embedding.embedders import Embedders
-from query.model import Mode, SearchResults
+from query.model import Mode, Passage, SearchResults
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker
-from query.retrieval.remembered import RememberingStores
 from query.retrieval.search import Search
-from query.retrieval.stores import Timeouts
+from query.retrieval.steps import Steps
+from query.retrieval.stores import DerivedStores, Embedding, Offers, Query, Scope, Stores, Timeouts
 from query.settings import QuerySettings, RerankSettings, differences
+
+
+class RememberingStores(DerivedStores):
+    """The live stores for one question of one caller, which rankings ask one after the other. Each ranking checks by
+    itself what the caller may read: where that has changed, its candidates are read again."""
+
+    def __init__(self, live: Stores) -> None:
+        super().__init__(live)
+        self._offers: dict[tuple[object, ...], tuple[Offers, Mapping[UUID, Passage]]] = {}
+        self._embeddings: dict[tuple[str, UUID], Vectors] = {}
+        self._word_scores: dict[tuple[object, ...], dict[UUID, float]] = {}
+
+    async def offers(
+        self,
+        question: Query,
+        scope: Scope,
+        embedding: Embedding | None,
+        steps: Steps,
+        *,
+        depth: int,
+        spare: int,
+    ) -> tuple[Offers, Mapping[UUID, Passage]]:
+        search = question.text, question.mode, question.sort, depth, spare
+        key = *search, scope.generation.name, scope.caller, scope.access, scope.filters
+        if key not in self._offers:
+            self._offers[key] = await super().offers(question, scope, embedding, steps, depth=depth, spare=spare)
+        return self._offers[key]
+
+    async def embeddings(self, scope: Scope, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
+        name = scope.generation.name
+        missing = [id_ for id_ in ids if (name, id_) not in self._embeddings]
+        for id_, vector in (await super().embeddings(scope, missing)).items():
+            self._embeddings[name, id_] = vector
+        return {id_: self._embeddings[name, id_] for id_ in ids if (name, id_) in self._embeddings}
+
+    async def bm25_scores(
+        self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
+    ) -> dict[UUID, float]:
+        key = scope.generation.name, text, tuple(ids), tuple(sorted(more.items()))
+        if key not in self._word_scores:
+            self._word_scores[key] = await super().bm25_scores(scope, ids, text, more)
+        return self._word_scores[key]
 
 
 @dataclass(frozen=True, slots=True)
