@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -290,20 +291,12 @@ def _priced(generation: Generation, change: Change) -> Generation:
     return replace(generation, service=replace(generation.service, price_per_million_tokens=change.price))
 
 
+_KIND = attrgetter("model", "dimensions", "document_prefix", "query_prefix", "params", "vectors", "quantisation")
+
+
 def _alike(one: Generation, other: Generation) -> bool:
     """Whether they embed, cut and search alike."""
-    return all(
-        getattr(one, name) == getattr(other, name)
-        for name in (
-            "model",
-            "dimensions",
-            "document_prefix",
-            "query_prefix",
-            "params",
-            "vectors",
-            "quantisation",
-        )
-    )
+    return _KIND(one) == _KIND(other)
 
 
 async def _answers(embedder: Embedder) -> None:
