@@ -18,7 +18,17 @@ from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from cli import generation_show as show
 from cli.extras import require
-from cli.output import Json, print_json, progress_bars, stderr, stdout
+from cli.output import (
+    ComparedDataset,
+    DatasetPrincipals,
+    DatasetTags,
+    DatasetTenant,
+    Json,
+    print_json,
+    progress_bars,
+    stderr,
+    stdout,
+)
 from pipeline.core.model import EmbeddingProvider, Generation, Quantisation, VectorIndex
 
 if TYPE_CHECKING:
@@ -49,19 +59,6 @@ PHASES = {
 LINE_INTERVAL_SECONDS = 30.0
 """Where there is no terminal, a line shows progress this often."""
 
-Dataset = Annotated[
-    Path | None, typer.Option("--dataset", help="Compare with this dataset instead of the golden questions.")
-]
-Tenant = Annotated[str, typer.Option("--tenant", help="With --dataset: tenant of the documents.")]
-Principals = Annotated[
-    list[str] | None,
-    typer.Option("--as", metavar="PRINCIPAL", help="With --dataset: search as this person. Repeatable."),
-]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="With --dataset: search as a holder of this access tag. Repeatable."),
-]
-
 
 @generation.command("list")
 def list_(json_output: Json = False) -> None:
@@ -84,10 +81,10 @@ def list_(json_output: Json = False) -> None:
 @generation.command()
 def compare(
     name: Annotated[str | None, typer.Argument(help="Name of the generation. Default: the one being built.")] = None,
-    dataset: Dataset = None,
-    tenant: Tenant = "default",
-    principals: Principals = None,
-    tags: Tags = None,
+    dataset: ComparedDataset = None,
+    tenant: DatasetTenant = "default",
+    principals: DatasetPrincipals = None,
+    tags: DatasetTags = None,
     json_output: Json = False,
 ) -> None:
     """Compare how well two generations answer the golden questions, or those of a dataset.
@@ -188,10 +185,10 @@ def cutover(
     evaluation: Annotated[
         bool, typer.Option("--evaluation/--no-evaluation", help="Compare both generations first.")
     ] = True,
-    dataset: Dataset = None,
-    tenant: Tenant = "default",
-    principals: Principals = None,
-    tags: Tags = None,
+    dataset: ComparedDataset = None,
+    tenant: DatasetTenant = "default",
+    principals: DatasetPrincipals = None,
+    tags: DatasetTags = None,
     json_output: Json = False,
 ) -> None:
     """Make the generation that was built the active one: vectors, keywords and the query's model in one transaction.

@@ -13,8 +13,17 @@ from uuid import UUID
 
 import typer
 
-from cli import generation as generations
-from cli.output import FailBelow, Json, print_json, printable, stdout
+from cli.output import (
+    ComparedDataset,
+    DatasetPrincipals,
+    DatasetTags,
+    DatasetTenant,
+    FailBelow,
+    Json,
+    print_json,
+    printable,
+    stdout,
+)
 from cli.terminal import harmless_json
 
 if TYPE_CHECKING:
@@ -248,10 +257,10 @@ def run(
 
 @golden.command()
 def compare(
-    dataset: generations.Dataset = None,
-    tenant: generations.Tenant = "default",
-    principals: generations.Principals = None,
-    tags: generations.Tags = None,
+    dataset: ComparedDataset = None,
+    tenant: DatasetTenant = "default",
+    principals: DatasetPrincipals = None,
+    tags: DatasetTags = None,
     fail_below: FailBelow = None,
     json_output: Json = False,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,18 @@ FailBelow = Annotated[
         metavar="MEASURE=VALUE",
         help="Exit code 3 if a measure is lower, such as nDCG@10=0.44. Repeatable.",
     ),
+]
+ComparedDataset = Annotated[
+    Path | None, typer.Option("--dataset", help="Compare with this dataset instead of the golden questions.")
+]
+DatasetTenant = Annotated[str, typer.Option("--tenant", help="With --dataset: tenant of the documents.")]
+DatasetPrincipals = Annotated[
+    list[str] | None,
+    typer.Option("--as", metavar="PRINCIPAL", help="With --dataset: search as this person. Repeatable."),
+]
+DatasetTags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="With --dataset: search as a holder of this access tag. Repeatable."),
 ]
 
 stderr = SafeConsole(stderr=True, highlight=False)
