@@ -28,7 +28,7 @@ from query.retrieval.scoring import (
     sloppy_frequency,
     stored_length,
 )
-from query.retrieval.stores import Timeouts
+from query.retrieval.stores import Stores, Timeouts
 from tests.support.query.generations import generation
 from tests.support.query.library import WordEmbedder
 
@@ -174,9 +174,10 @@ async def test_other_requests_are_served_while_a_large_edit_is_scored(monkeypatc
         return keywords("red fox")
 
     monkeypatch.setattr(overlays, "keyword_query", query)
-    es = SimpleNamespace(options=lambda **_: None)
-    live = SimpleNamespace(_pool=None, _es=es, timeouts=Timeouts(), _tuning=None)
-    stores = OverlaidStores(cast(Any, live), Overlay(entries=[entry("red fox") for _ in range(50)]))
+    es = SimpleNamespace()
+    es.options = lambda **_: es
+    live = Stores(cast(Any, None), cast(Any, es), Timeouts(), cast(Any, None))
+    stores = OverlaidStores(live, Overlay(entries=[entry("red fox") for _ in range(50)]))
     scoring = asyncio.create_task(stores._scores(cast(Any, SimpleNamespace(generation=None)), "red fox"))
     turns = 0
     while not scoring.done():
