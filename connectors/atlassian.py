@@ -48,6 +48,9 @@ class AtlassianOptions(BaseModel):
     """Account id (Cloud), user name or user key (Data Center) → e-mail address, where the service returns none."""
     email_domain: str | None = None
     """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
+    concurrent_requests: int = Field(default=16, ge=1, le=64)
+    """Requests that are sent at the same time: 80 a second if each takes 0.2 s. Cloud permits bursts of 100 a second
+    for each endpoint."""
     media_hosts: tuple[str, ...] = (MEDIA_HOST,)
     """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import structlog
@@ -19,8 +20,9 @@ from pipeline.runtime.tasks import gather_or_cancel
 
 T = TypeVar("T")
 log = structlog.get_logger()
-MAX_CONCURRENT_TAGS = 8
-"""Tags whose holders are read at the same time: as many as the client sends requests."""
+MAX_CONCURRENT_READS = 32
+"""Tags whose holders, and spaces whose restrictions, are read at the same time: more than requests are sent, so that a
+slow response delays few others."""
 
 
 class GroupReader:
@@ -37,7 +39,7 @@ class GroupReader:
     def some(self, tags: Collection[str]) -> AsyncIterator[GroupPage]:
         """Yield the holders of these tags, and of each group that they name: a group in a restriction may never have
         been listed. Raises Retryable at the end while a failure may still pass."""
-        return self._pages(_Work(sorted(set(tags)), [], None), {})
+        return self._pages(_Work(sorted(set(tags)), {}), {})
 
     async def pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
         """Yield the holders of all tags, in pages. The cursor of a page holds what is still to be read, and what could
@@ -45,7 +47,7 @@ class GroupReader:
         if cursor is None:
             self._unreadable = {}
             spaces = list(await self._site.spaces())
-            work = _Work([space_tag(key) for key in spaces], spaces, None)
+            work = _Work([space_tag(key) for key in spaces], dict.fromkeys(spaces))
         else:
             work = _Work.from_cursor(cursor)
         async for page in self._pages(work, self._unreadable):
@@ -62,12 +64,12 @@ class GroupReader:
 
         def page(groups: Sequence[Group]) -> GroupPage:
             named.update(dict.fromkeys(tag for group in groups for tag in group.of if _is_group(tag)))
-            tags, listings = [*work.tags, *named, *run.failed_tags], [*work.listings, *run.failed_listings]
+            tags, listings = [*work.tags, *named, *run.failed_tags], work.listings | dict.fromkeys(run.failed_listings)
             work.read += len(groups)
-            return GroupPage(groups, {"tags": tags, "listings": listings, "next": work.position, "read": work.read})
+            return GroupPage(groups, {"tags": tags, "listings": listings, "read": work.read})
 
         while work.tags:
-            batch, work.tags = work.tags[:MAX_CONCURRENT_TAGS], work.tags[MAX_CONCURRENT_TAGS:]
+            batch, work.tags = work.tags[:MAX_CONCURRENT_READS], work.tags[MAX_CONCURRENT_READS:]
             yield page(await self._read([self._holders(tag, spaces) for tag in batch], run))
         seen: set[str] = set()
         while work.listings:
@@ -83,8 +85,8 @@ class GroupReader:
             yield page(await self._read(restrictions, run))
         work.tags = sorted(named)
         named.clear()
-        for number in range(0, len(work.tags), MAX_CONCURRENT_TAGS):
-            batch, work.tags = work.tags[:MAX_CONCURRENT_TAGS], work.tags[MAX_CONCURRENT_TAGS:]
+        for number in range(0, len(work.tags), MAX_CONCURRENT_READS):
+            batch, work.tags = work.tags[:MAX_CONCURRENT_READS], work.tags[MAX_CONCURRENT_READS:]
             members = [self._members(tag, n) for n, tag in enumerate(batch, number)]
             yield page(await self._read(members, run))
         run.finish()
@@ -108,7 +110,7 @@ class GroupReader:
         return _Holders(tag, label, read)
 
     async def _read(self, requests: Sequence[_Holders | None], run: _Run) -> list[Group]:
-        """Return the holders of these tags, of which MAX_CONCURRENT_TAGS are read at the same time. A restriction that
+        """Return the holders of these tags, of which MAX_CONCURRENT_READS are read at the same time. A restriction that
         names nobody is left out."""
 
         async def group(request: _Holders) -> Group | None:
@@ -117,8 +119,8 @@ class GroupReader:
 
         groups: list[Group] = []
         named = [request for request in requests if request is not None]
-        for start in range(0, len(named), MAX_CONCURRENT_TAGS):
-            for read in await gather_or_cancel(*map(group, named[start : start + MAX_CONCURRENT_TAGS])):
+        for start in range(0, len(named), MAX_CONCURRENT_READS):
+            for read in await gather_or_cancel(*map(group, named[start : start + MAX_CONCURRENT_READS])):
                 if read is not None and (read.members or read.of or not read.tag.startswith("restriction:")):
                     groups.append(read)
         return groups
@@ -127,18 +129,22 @@ class GroupReader:
         return included if included is not None else await self._site.restriction(content_id)
 
     async def _restricted(self, work: _Work, spaces: Mapping[str, Space], run: _Run) -> Mapping[str, Readers | None]:
-        """Return the next ids of restricted contents, each with its readers where the listing includes all of them."""
-        key = work.listings[0]
-        listed: Mapping[str, Readers | None] = {}
-        following: Position | None = None
-        if key in spaces:
-            page = partial(self._site.restrictions, spaces[key], work.position)
-            answer = await run.read(f"view restrictions of space {key}", page, listing=key)
-            listed, following = answer or (listed, following)
-        work.position = following
-        if following is None:
-            work.listings = work.listings[1:]
-        return listed
+        """Return the next ids of restricted contents of MAX_CONCURRENT_READS spaces, each with its readers where the
+        listing includes all of them."""
+
+        async def page(key: str, position: Position | None) -> tuple[Mapping[str, Readers | None], Position | None]:
+            if key not in spaces:
+                return {}, None
+            read = partial(self._site.restrictions, spaces[key], position)
+            return await run.read(f"view restrictions of space {key}", read, listing=key) or ({}, None)
+
+        batch = dict(islice(work.listings.items(), MAX_CONCURRENT_READS))
+        pages = await gather_or_cancel(*(page(key, position) for key, position in batch.items()))
+        following = dict(zip(batch, (position for _, position in pages), strict=True))
+        work.listings = {
+            key: position for key, position in (work.listings | following).items() if key not in batch or position
+        }
+        return {id_: readers for listed, _ in pages for id_, readers in listed.items()}
 
 
 @dataclass(slots=True)
@@ -146,10 +152,8 @@ class _Work:
     """The tags and listings that are still to be read: the content of a cursor."""
 
     tags: list[str]
-    listings: list[str]
-    """Keys of the spaces whose restrictions are to be listed."""
-    position: Position | None
-    """Where the listing of the first of them continues; None: at its beginning."""
+    listings: dict[str, Position | None]
+    """Where the listing of restrictions continues, by the key of its space; None: at its beginning."""
     read: int = 0
     """The number of groups that were read so far."""
 
@@ -157,9 +161,9 @@ class _Work:
     def from_cursor(cls, cursor: Cursor) -> _Work:
         """Raises CursorExpired for a cursor in another format."""
         try:
-            tags, listings = list(map(str, cursor["tags"])), list(map(str, cursor["listings"]))
-            return cls(tags, listings, cursor["next"], int(cursor["read"]))
-        except (KeyError, TypeError, ValueError) as error:
+            tags, listings = list(map(str, cursor["tags"])), cursor["listings"].items()
+            return cls(tags, {str(key): position for key, position in listings}, int(cursor["read"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CursorExpired("the cursor of groups is not in this connector's format: all are read again") from error
 
 

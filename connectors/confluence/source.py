@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -272,7 +273,12 @@ class Confluence:
         elif options.token:
             headers = {"Authorization": f"Bearer {options.token.get_secret_value()}"}
         web = Web(
-            options.base_url, headers=headers, auth=auth, also=options.media_hosts, name=context.name, limits=limits
+            options.base_url,
+            headers=headers,
+            auth=auth,
+            also=options.media_hosts,
+            name=context.name,
+            limits=replace(limits, parallel=options.concurrent_requests),
         )
         api = Api(web, cloud=options.flavour == "cloud")
         self._site: Site = Cloud(api, options) if options.flavour == "cloud" else DataCenter(api, options)

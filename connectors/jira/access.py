@@ -37,7 +37,9 @@ log = structlog.get_logger()
 
 RULES_SECONDS = 60.0
 """How long the names of the fields in a scheme are used for further pages. Who holds what is never cached."""
-TAGS_AT_ONCE = 8
+MAX_CONCURRENT_TAGS = 32
+"""Tags whose holders are read at the same time: more than requests are sent, so that a slow response delays few
+others."""
 MAX_TAG_CHARACTERS = 500
 _GROUP = "group:"
 _UNSEPARABLE = re.compile(r"[\s=]")
@@ -187,7 +189,7 @@ class Directory:
             self._failures.succeed()
         run = _Run(self._site, self._options, self._failures, self._read, projects, findings)
         passing: PenstockError | None = None
-        while batch := queue.take(TAGS_AT_ONCE):
+        while batch := queue.take(MAX_CONCURRENT_TAGS):
             groups: list[Group] = []
             for tag, group in zip(batch, await gather_or_cancel(*map(run.attempt, batch)), strict=True):
                 if isinstance(group, PenstockError):

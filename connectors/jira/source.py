@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar
@@ -111,8 +111,14 @@ class Jira:
             auth = httpx.BasicAuth(options.email, token)
         else:
             headers = {"Authorization": f"Bearer {token}"}
-        also = options.media_hosts
-        self._web = Web(options.base_url, headers=headers, auth=auth, also=also, name=context.name, limits=limits)
+        self._web = Web(
+            options.base_url,
+            headers=headers,
+            auth=auth,
+            also=options.media_hosts,
+            name=context.name,
+            limits=replace(limits, parallel=options.concurrent_requests),
+        )
         self._site: Site = Cloud(self._web, options) if options.flavour == "cloud" else DataCenter(self._web, options)
         self._listener = Listener()
         self._memory = AccessMemory(context.memory, self._listener.groups)

@@ -232,7 +232,9 @@ async def test_groups_of_which_none_can_be_read_keep_their_members(tmp_path: Pat
         assert one.context.set_aside.reasons() == {}
 
 
-@pytest.mark.parametrize("cursor", [{}, {"tags": 3, "listings": [], "next": None, "read": 0}])
+@pytest.mark.parametrize(
+    "cursor", [{}, {"tags": 3, "listings": {}, "read": 0}, {"tags": [], "listings": [], "next": None, "read": 0}]
+)
 async def test_a_malformed_cursor_of_groups_counts_as_expired(one: Wiki, cursor: Cursor) -> None:
     with pytest.raises(CursorExpired):
         _ = [part async for part in one.source.group_pages(cursor)]

@@ -17,7 +17,6 @@ from starlette.routing import Route
 from connectors.fakes.atlassian_limits import RateLimits
 from connectors.fakes.confluence import Flavour
 from connectors.source import CursorExpired, Document, Unlisted, Unreadable
-from connectors.web import Limits
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.runtime.http_server import served
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
@@ -286,7 +285,7 @@ async def test_bursts_beyond_the_rate_limit_are_waited_out(tmp_path: Path) -> No
 async def test_a_spent_quota_is_waited_for_without_a_refusal(tmp_path: Path) -> None:
     async with wiki("cloud", tmp_path) as one:
         ids = {one.page(f"Page {n}").id for n in range(8)}
-        one.source = one.connect(limits=Limits(parallel=1))  # a request that is under way may still be refused
+        one.source = one.connect(concurrent_requests=1)  # a request that is under way may still be refused
         one.fake.limits = RateLimits(points=20, window_seconds=2)
         assert set(await one.full()) == ids
         assert one.fake.limits.points_spent > 20
