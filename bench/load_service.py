@@ -19,6 +19,7 @@ import structlog
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT
 from bench.load_runs import SHARES, key, tag
+from cli.main import ONE_THREAD
 from pipeline.runtime.settings import load as load_settings
 from query.embedding.embedders import QueryEmbedder
 from query.http.serve import serving
@@ -45,6 +46,7 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
     if keys:
         (folder / "keys.toml").write_text("\n".join(keys))
     environment = {
+        **ONE_THREAD,
         **os.environ,
         "PENSTOCK_HOME": str(folder),
         "PENSTOCK_SERVE_PORT": "0",
