@@ -103,6 +103,10 @@ _SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c t
 FENCE_SECONDS = 2.0
 """How long a check of the fence on a connection holds. Its server's timeline cannot change while the connection is
 open, unless a pooler stands between."""
+PREPARED_SECONDS = 10.0
+"""How long a connection for queries keeps its prepared statements. Planning costs as much as running most statements of
+a search, but a plan for an empty table is wrong for a large one, and nothing renews it before Postgres has analysed the
+table. Workers fill tables that were empty: they keep theirs for FENCE_SECONDS."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -133,7 +137,9 @@ class _Pool(AsyncConnectionPool[Connection]):
     one's statements would go unanswered until something is fetched. Such a connection is closed before it would be
     handed out; earlier, while the cancelled caller still unwinds, psycopg's generators would meet a closed one.
 
-    No connection to a server on which the ledger was not accepted is handed out: callers get Fenced until it is."""
+    No connection to a server on which the ledger was not accepted is handed out: callers get Fenced until it is.
+    psycopg discards a connection's prepared statements at each ROLLBACK, so that the check of a connection for queries
+    ends with one only every PREPARED_SECONDS."""
 
     def __init__(self, conninfo: str, *, use: Use, on_fence: Callable[[bool], None], **options: Any) -> None:
         """on_fence: called at every check of the fence, with whether the ledger is refused."""
@@ -141,6 +147,8 @@ class _Pool(AsyncConnectionPool[Connection]):
         self._use: Use = use
         self._on_fence = on_fence
         self._checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._discarded_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        """When the prepared statements of each connection were discarded."""
 
     async def getconn(self, timeout: float | None = None) -> Connection:
         while (conn := await super().getconn(timeout)).pgconn.pipeline_status != PipelineStatus.OFF:
@@ -160,9 +168,14 @@ class _Pool(AsyncConnectionPool[Connection]):
         except Fenced:
             self._on_fence(True)
             raise
-        await conn.rollback()
+        now = monotonic()
+        if self._use == "queries" and now - self._discarded_at.get(conn, float("-inf")) < PREPARED_SECONDS:
+            await conn.commit()
+        else:
+            await conn.rollback()
+            self._discarded_at[conn] = now
         self._on_fence(False)
-        self._checked_at[conn] = monotonic()
+        self._checked_at[conn] = now
 
     async def putconn(self, conn: Connection) -> None:
         await _shielded(self._return(conn))

@@ -139,3 +139,20 @@ async def test_a_fenced_query_service_answers_503_and_recovers_without_a_restart
 async def _execute_without_fence(library: Library, statement: str) -> None:
     async with open_pool(library.settings.postgres, "any") as pool, pool.connection() as connection:
         await connection.execute(statement.encode())
+
+
+async def test_a_connection_for_queries_keeps_its_prepared_statements_for_a_while(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepared(pool: Pool) -> bool:
+        for _ in range(8):  # psycopg prepares a statement that is executed often
+            await one(pool)
+        async with pool.connection() as connection:
+            cursor = await connection.execute("SELECT FROM pg_prepared_statements WHERE statement = 'SELECT 1'")
+            return bool(await cursor.fetchall())
+
+    monkeypatch.setattr(stores, "FENCE_SECONDS", -1.0)  # checked whenever it is handed out
+    async with open_pool(space.settings.postgres, "queries") as pool:
+        assert await prepared(pool)
+        monkeypatch.setattr(stores, "PREPARED_SECONDS", 0.0)
+        assert not await prepared(pool)
