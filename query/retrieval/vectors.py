@@ -147,9 +147,10 @@ async def nearest(
     """The nearest passages among those that this caller may read, nearest first, and the scan that returned them.
 
     A walk with too few results is followed by an exact scan: fewer than ``limit`` means that there are no more.
+    connection: in a transaction, whose rest has the settings of the scan.
     """
     deadline = monotonic() + timeout_seconds
-    async with connection.pipeline(), connection.transaction():
+    async with connection.pipeline():
         await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
         candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
         if scan != "exact" and len(candidates) < limit:
