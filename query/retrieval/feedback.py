@@ -187,11 +187,11 @@ def expansion_words(passages: Sequence[WeightedPassage], background: Sequence[st
     texts of the whole ranking."""
     worth: dict[str, float] = {}
     first = passages[:WORD_PASSAGES]
-    vocabulary = {word for passage in first for word in _words(passage.text)}
+    words_of = [_words(passage.text) for passage in first]
+    vocabulary = {word for words in words_of for word in words}
     frequency = Counter(word for text in background for word in vocabulary.intersection(_all_words(text)))
     weight = sum(passage.weight for passage in first)
-    for passage in first:
-        words = _words(passage.text)
+    for passage, words in zip(first, words_of, strict=True):
         for word in words:
             rare = log(1 + len(background) / max(1, frequency[word]))
             worth[word] = worth.get(word, 0.0) + passage.weight / weight / len(words) * rare
