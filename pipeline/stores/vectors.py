@@ -65,7 +65,7 @@ async def of_ids(
     """The stored vectors of these chunks (float32, unit length); a chunk that has none is absent. Raises
     psycopg.Error."""
     cursor = await connection.execute(
-        sql.SQL("SELECT id, embedding FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
+        sql.SQL("SELECT id, embedding FROM {chunks} WHERE id = ANY(%b::uuid[])").format(
             chunks=sql.Identifier(generation.chunk_table)
         ),
         [list(ids)],

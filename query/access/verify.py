@@ -39,7 +39,7 @@ class Verifiable(Protocol):
 _VERIFY = """
     SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1,
         d.author, d.media_type, d.source_modified_at
-    FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id)
+    FROM unnest(%(chunks)b::uuid[], %(documents)b::uuid[]) AS c (chunk_id, document_id)
     CROSS JOIN LATERAL (
         SELECT id, tenant, access_id, external_id, source, title, source_url, author, media_type, source_modified_at
         FROM documents d
@@ -111,7 +111,7 @@ async def describe(connection: Connection, generation: str, passages: Iterable[P
     cursor = await connection.execute(
         """
         SELECT c.chunk_id, m.spans -> p.position - 1, m.headings -> p.position - 1
-        FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id)
+        FROM unnest(%(chunks)b::uuid[], %(documents)b::uuid[]) AS c (chunk_id, document_id)
         JOIN manifests m ON m.document_id = c.document_id AND m.generation = %(generation)s
         CROSS JOIN LATERAL (SELECT array_position(m.chunk_ids, c.chunk_id) AS position OFFSET 0) p
         WHERE p.position IS NOT NULL
