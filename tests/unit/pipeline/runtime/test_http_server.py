@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from pipeline.observability.metrics import PortMetrics
-from pipeline.runtime.http_server import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, KeyedLimit, address_key, served
+from pipeline.runtime.http_server import (
+    MAX_HEAD_BYTES,
+    READS_A_TURN,
+    RESERVED,
+    RESERVED_PER_ADDRESS,
+    KeyedLimit,
+    address_key,
+    served,
+)
 from pipeline.runtime.settings import PortSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from tests.support.waiting import until
 
 LONG = 60.0
@@ -449,6 +459,53 @@ async def test_pipelined_requests_are_all_answered() -> None:
         last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         answers = await port.answer(one * 2_000 + last)
         assert answers.count(b"HTTP/1.1 200 OK") == 2_001
+
+
+async def test_the_second_of_two_pipelined_heads_has_the_same_limit() -> None:
+    """It was parsed as it lay in the buffer, however long it was, if it had come while the first was answered."""
+    async with site() as of:
+        reader, writer = await of.connect(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
+        await of.held.acquire()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 15_000 + b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(SHORT)
+        of.go.set()
+        answer = await read_to_end(reader)
+        assert (status(answer), status(answer[answer.index(b"held") + 4 :])) == (200, 431)
+        writer.transport.abort()
+
+
+async def test_requests_of_one_address_that_come_at_once_leave_turns_of_the_event_loop_to_others() -> None:
+    """All of them were begun in one turn: each step of a search, or of a worker, waited for all of them."""
+    flood, turns = 60, 0
+
+    async def work(request: Request) -> Response:
+        begun[str(request.client and request.client.host)].append(turns)
+        return PlainTextResponse("done")
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    begun: dict[str, list[int]] = {"127.0.0.1": [], "127.0.0.2": []}
+    async with served(Starlette(routes=[Route("/", work)])) as url:
+        port = httpx.URL(url).port
+        addresses = ["127.0.0.1"] * flood + ["127.0.0.2"]
+        clients = [await asyncio.open_connection("127.0.0.1", port, local_addr=(of, 0)) for of in addresses]
+        await asyncio.sleep(SHORT)  # all of them are accepted
+        counting = asyncio.create_task(count_turns())
+        for _, writer in clients:
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = await asyncio.gather(*(read_to_end(reader) for reader, _ in clients))
+        await cancel_and_wait([counting])
+        for _, writer in clients:
+            writer.transport.abort()
+    assert [status(answer) for answer in answers] == [200] * len(clients)
+    at_once = Counter(begun["127.0.0.1"])
+    assert (sum(at_once.values()), max(at_once.values())) == (flood, READS_A_TURN)
+    assert begun["127.0.0.2"][0] < max(at_once), "the other address waits for none of them"
 
 
 async def test_a_client_that_disconnects_mid_body_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
