@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from pipeline.ledger.personal import Scope, erase
+from query.standing import table
 from tests.contract.query.http.test_http import assert_described
 from tests.support.query.http_kit import World, as_, problem, service_over
 from tests.support.query.library import access, deletion, document
@@ -258,6 +259,27 @@ async def test_questions_that_are_answered_at_once_have_no_more_room_together(
         assert sorted(answer.status_code for answer in await asyncio.gather(*answers)) == [200, 422]
     listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
     assert len(listed) == 1
+
+
+async def test_two_processes_that_keep_a_question_at_the_same_moment_exceed_no_limit(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both counted the questions before either had stored its own."""
+    await put(world, tenant)
+    await keep(world, tenant)
+    store = table.store
+
+    async def slowly(*arguments: Any) -> bool:
+        await asyncio.sleep(1.0)  # the other one counts meanwhile, or waits
+        return await store(*arguments)
+
+    monkeypatch.setattr(table, "store", slowly)
+    async with service_over(world.library, serve={"standing_questions": 2}) as (client, _):
+        request = {"question": QUESTION, "keep": True}
+        answers = [client.post("/v1/answers", json=request, headers=as_("ann", tenant)) for _ in range(2)]
+        assert sorted(answer.status_code for answer in await asyncio.gather(*answers)) == [200, 422]
+    listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
+    assert len(listed) == 2
 
 
 async def test_an_answer_within_a_conversation_cannot_be_stored(world: World, tenant: str) -> None:
