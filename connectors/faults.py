@@ -11,6 +11,9 @@ from pipeline.core.errors import Misconfigured, PenstockError
 
 OURS = frozenset({"canary", "cli", "connectors", "penstock", "pipeline", "query", "topics"})
 
+IMPORTING = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
+"""The packages whose frame is the last one where a file cannot be compiled."""
+
 
 class NotImported(Misconfigured):
     """The module of a source raises an error, its cause, while it is imported."""
@@ -46,7 +49,12 @@ def trace(error: BaseException) -> str:
 
 
 def _file_that_cannot_be_compiled(error: BaseException) -> str | None:
+    """Return the file and line of code that was to be imported. Parsers of data raise such errors too, also with the
+    name of a file that they read, which is a document's."""
     if not isinstance(error, SyntaxError) or not error.filename or error.filename.startswith("<"):
+        return None
+    frames = _frames(error.__traceback__)
+    if not frames or _package(frames[-1]) not in IMPORTING:
         return None
     return f"{Path(error.filename).name}:{error.lineno}"
 

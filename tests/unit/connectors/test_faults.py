@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from lxml import etree
 from pydantic import SecretStr
 
 from cli.output import print_fault
@@ -81,3 +83,14 @@ def test_an_error_that_says_what_to_do_has_no_traceback() -> None:
     error = Misconfigured("set another token")
     error.__cause__ = OSError()
     assert foreign(error) is None
+
+
+@pytest.mark.parametrize("parse", [etree.parse, lambda name: ast.parse(Path(name).read_text(), filename=name)])
+def test_the_place_of_an_error_is_never_the_file_of_a_document(tmp_path: Path, parse: Callable[[str], object]) -> None:
+    """`XMLSyntaxError at Merger with Falcon.xml:1` in the log and in the status: parsers name their file."""
+    document = tmp_path / "Merger with Falcon.xml"
+    document.write_text("<a><b></a>")
+    with pytest.raises(SyntaxError) as error:
+        parse(str(document))
+    assert place(error.value).startswith(f"{type(error.value).__name__} at ")
+    assert "Falcon" not in place(error.value)
