@@ -42,17 +42,19 @@ class Files:
     def __init__(self, api: Api, options: SlackOptions, folder: Path, set_aside: SetAside, memory: Memory) -> None:
         """folder: holds a file while it is read."""
         self._memory = memory
+        self._remembering = asyncio.Lock()
         self._api = api
         self._options = options
         self._downloads = Downloads(folder / "files", options.max_file_bytes)
         self._set_aside = set_aside
 
-    async def texts(self, messages: Sequence[Object]) -> tuple[Mapping[str, str], bool]:
-        """Return the texts of the files in messages by the file's id, and whether none is missing that can be read
-        later. Raises Retryable, and Misconfigured if the token lacks the scope."""
+    async def texts(self, thread: str, messages: Sequence[Object]) -> tuple[Mapping[str, str], bool]:
+        """Return the texts of the files in a thread's messages by the file's id, and whether none is missing that can
+        be read later. Raises Retryable, and Misconfigured if the token lacks the scope."""
         texts: dict[str, str] = {}
         is_complete = True
-        files = readable_files(messages, self._options.max_file_bytes) if self._options.files else ()
+        files = [*readable_files(messages, self._options.max_file_bytes)] if self._options.files else []
+        await self._remember(thread, [str(file["id"]) for file, _ in files])
         for file, kind in files:
             if self._api.scopes is not None and SCOPE not in self._api.scopes:
                 raise Misconfigured(
@@ -77,16 +79,17 @@ class Files:
             texts[id] = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + CUT
         return texts, is_complete
 
-    async def remember(self, thread: str, files: Collection[str]) -> None:
-        """Record that a thread has the texts of these files: an event about a file names no message, and no listing
-        shows the files of replies."""
-        for file in files:
-            threads = await self.threads(file)
-            if thread not in threads:
-                await self._memory.put(f"file:{file}", [*threads, thread][-MAX_THREADS:])
+    async def _remember(self, thread: str, files: Collection[str]) -> None:
+        """Record that a thread may have the texts of these files, before they are read: an event about a file names no
+        message, and no listing shows the files of replies."""
+        async with self._remembering:
+            for file in files:
+                threads = await self.threads(file)
+                if thread not in threads:
+                    await self._memory.put(f"file:{file}", [*threads, thread][-MAX_THREADS:])
 
     async def threads(self, file: str) -> list[str]:
-        """Return the external ids of the threads that have the text of a file."""
+        """Return the external ids of the threads that may have the text of a file."""
         return list(await self._memory.get(f"file:{file}") or ())
 
     async def _text(self, file: Object, kind: FileType) -> str:

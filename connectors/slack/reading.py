@@ -385,8 +385,7 @@ class Reader:
         """Convert a thread, after reading the names and files that it needs. Without a file that can be read later, it
         has another revision than its listing, so that the next sweep reads it again."""
         channel_info = await self._directory.channel_info(channel)
-        texts, is_complete = await self._files.texts(messages)
-        await self._files.remember(external_id(channel.id, ts), texts)
+        texts, is_complete = await self._files.texts(external_id(channel.id, ts), messages)
         convert = partial(
             document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
         )

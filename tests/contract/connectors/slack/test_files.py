@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connectors.slack.files import CUT, MAX_CHARACTERS, MAX_FILES
+from connectors.slack.files import CUT, MAX_CHARACTERS, MAX_FILES, Files
 from connectors.source import Document, Reaction
 from connectors.web import Limits
 from pipeline.core.errors import Misconfigured
@@ -134,6 +135,36 @@ async def test_the_text_of_a_file_that_was_deleted_in_a_reply_is_removed(desk: D
     assert await text(source, id) == "Ann Lee: The plan.\x1eBen Roy: By mistake:"
     other = desk.fake.signed({"type": "event_callback", "event": {"type": "file_deleted", "file_id": "F/../x"}})
     assert await source.on_event(other) == Reaction()
+
+
+async def test_a_file_is_remembered_of_each_thread_and_from_before_it_is_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that were read at once only one was remembered, and none while the file was still read: its text
+    stayed searchable after the file was deleted."""
+    w = desk.workspace
+    secret = w.file("keys.txt", "The vault opens with 4711.")
+    first = thread(desk, secret)
+    channel, _ = first.split(":")
+    second = f"{channel}:{w.post(channel, w.user('Ben Roy'), 'Again:', files=[secret])}"
+    source, found = desk.slack(files=True), []
+    get, read = desk.memory.get, Files._text
+
+    async def slow_get(name: str) -> Any:
+        value = await get(name)
+        await asyncio.sleep(0.05)
+        return value
+
+    async def deleted_meanwhile(files: Files, *arguments: Any) -> str:
+        text = await read(files, *arguments)
+        found.append(await files.threads(secret["id"]))
+        return text
+
+    monkeypatch.setattr(desk.memory, "get", slow_get)
+    monkeypatch.setattr(Files, "_text", deleted_meanwhile)
+    await asyncio.gather(*(source.fetch([id]) for id in (first, second)))
+    assert sorted(max(found, key=len)) == sorted([first, second])
+    assert all(found)
 
 
 async def test_a_file_that_fails_is_named_and_read_by_the_next_sweep(desk: Desk) -> None:
