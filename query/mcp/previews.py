@@ -19,7 +19,7 @@ from query.mcp.shapes import (
     PreviewOutput,
     PreviewQuotation,
 )
-from query.mcp.tools import address_of, readable_document, title_of
+from query.mcp.tools import address_of, displayed_id, readable_document, title_of
 from query.preview.model import Cited, Edit, Finding, ProposedDocument, Report, shown_documents
 from query.service import Service
 
@@ -84,7 +84,7 @@ def _finding(finding: Finding) -> PreviewFindingOutput:
         moved=[
             MovedPassage(
                 source=moved.source,
-                external_id=moved.external_id,
+                external_id=displayed_id(moved.external_id),
                 anchor=one_line(moved.anchor, MAX_QUOTED_CHARACTERS),
                 before=moved.before,
                 after=moved.after,

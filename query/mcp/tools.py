@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
+from pipeline.ledger.conflicts import Listed
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import translated
 from query import conflicts as conflicting
@@ -37,6 +38,7 @@ PASSAGES_PER_DOCUMENT = 2
 """How many passages are requested for each document, because passages of one document form one result."""
 GAP = "\n\n[…]\n\n"
 MAX_TITLE_CHARACTERS = 300
+MAX_ID_CHARACTERS = 2_000
 
 
 class DocumentUnavailable(PenstockError):
@@ -135,13 +137,20 @@ async def conflicts(service: Service, caller: Caller, arguments: ConflictsArgume
                     limit=arguments.limit,
                 )
                 quoted = await conflicting.quotes(connection, standing)
-    bodies = []
-    for listed in standing:
-        body = ConflictBody.model_validate(conflicting.conflict_json(listed, quoted.get(listed.id)))
-        quotes = None if body.quotes is None else [visible(quote) for quote in body.quotes]
-        titles = [title_of(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)]
-        bodies.append(body.model_copy(update={"quotes": quotes, "titles": titles}))
+    bodies = [_conflict(listed, quoted.get(listed.id)) for listed in standing]
     return ConflictsOutput(conflicts=bodies, cursor=conflicting.cursor_after(standing, arguments.limit))
+
+
+def _conflict(listed: Listed, quoted: tuple[str, str] | None) -> ConflictBody:
+    """A conflict without what is not displayed."""
+    body = ConflictBody.model_validate(conflicting.conflict_json(listed, quoted))
+    return body.model_copy(
+        update={
+            "quotes": None if body.quotes is None else [visible(quote) for quote in body.quotes],
+            "titles": [title_of(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)],
+            "external_ids": [displayed_id(id_) for id_ in body.external_ids],
+        }
+    )
 
 
 def conflicting_documents(output: ConflictsOutput) -> list[UUID]:
@@ -188,6 +197,11 @@ def _uuid(text: str) -> UUID | None:
 
 def title_of(title: str, external_id: str) -> str:
     return one_line(title, MAX_TITLE_CHARACTERS) or one_line(external_id, MAX_TITLE_CHARACTERS)
+
+
+def displayed_id(external_id: str) -> str:
+    """An external id as people see it: models read characters that are not displayed, and it may be a file's name."""
+    return one_line(external_id, MAX_ID_CHARACTERS)
 
 
 def address_of(source_url: str | None, document: UUID) -> str:
