@@ -8,7 +8,6 @@ import json
 import logging
 import socket
 from collections import Counter as Counts
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
@@ -45,6 +44,8 @@ CHUNK_SLACK_BYTES = 4 * 1024
 READS_A_TURN = 2
 """How many reads of one address are handled in a turn of the event loop. Each may begin a request: those of 128
 connections in one turn kept everybody else waiting for 0.1 s at every step."""
+READ_BYTES = 64 * 1024
+"""The most that is read of a connection at once, which stays in memory while its address waits for a turn."""
 PROBES = frozenset({"/livez", "/readyz"})
 """Paths that are also answered when no more connections are accepted."""
 RESERVED, RESERVED_PER_ADDRESS = 128, 32
@@ -110,7 +111,8 @@ class _Turns:
     def __init__(self) -> None:
         self._handled: Counts[str] = Counts()
         """By address, the reads that were handled in this turn."""
-        self._waiting: dict[str, deque[_Connection]] = {}
+        self._waiting: dict[str, dict[_Connection, None]] = {}
+        """By address, the connections that wait, the first ones first."""
         self._is_next_due = False
 
     def take(self, connection: _Connection, address: str | None) -> bool:
@@ -122,21 +124,26 @@ class _Turns:
             self._is_next_due = True
             asyncio.get_running_loop().call_soon(self._next)
         if self._handled[address] >= READS_A_TURN:
-            self._waiting.setdefault(address, deque()).append(connection)
+            self._waiting.setdefault(address, {})[connection] = None
             return False
         self._handled[address] += 1
         return True
+
+    def leave(self, connection: _Connection, address: str | None) -> None:
+        """Let a connection wait no longer, because it is closed."""
+        if address is not None and (connections := self._waiting.get(address)) is not None:
+            connections.pop(connection, None)
+            if not connections:
+                del self._waiting[address]
 
     def _next(self) -> None:
         self._is_next_due = False
         self._handled.clear()
         for address, connections in list(self._waiting.items()):
-            for _ in range(min(READS_A_TURN, len(connections))):
-                connection = connections.popleft()
+            for connection in list(connections)[:READS_A_TURN]:
+                self.leave(connection, address)
                 if self.take(connection, address):
                     connection.take_turn()
-            if not connections:
-                del self._waiting[address]
 
 
 class _Server(uvicorn.Server):
@@ -272,6 +279,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         door = self._door
+        cast(Any, transport).max_size = READ_BYTES  # asyncio reads 256 KiB
         super().connection_made(cast(asyncio.Transport, _Polite(transport, self)))
         door.open.inc()
         self._share = door.share_of(self.client[0] if self.client else "")
@@ -327,6 +335,8 @@ class _Connection(H11Protocol):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._held = b""
+        self._door.turns.leave(self, self._share)
         self._leave_reserve()
         self._door.open.dec()
         if self._is_inside:
@@ -448,7 +458,11 @@ class _Connection(H11Protocol):
         for name in ("head", "reader"):
             self._unlimit(name)
         self._limit("linger", LINGER_SECONDS, self._hang_up)
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the client is gone
+            transport.abort()
+            return
         transport.resume_reading()
 
     def _discard(self, data: bytes) -> None:

@@ -16,7 +16,7 @@ from tiktoken_ext.openai_public import cl100k_base
 
 from deploy import sbom
 from deploy.local import maven
-from deploy.lock import FOLDER, pins
+from deploy.lock import FOLDER, ROOT, pins
 
 PERMISSIVE = re.compile(
     r"(MIT|MIT-0|MIT-CMU|Apache-2\.0|BSD-[23]-Clause|0BSD|ISC|PSF-2\.0|CNRI-Python|Zlib|CC0-1\.0|LGPL-3\.0-only)"
@@ -57,7 +57,7 @@ def test_the_bill_of_materials_lists_what_the_image_takes_from_debian_and_the_cl
     """It listed neither: git, which reads what strangers push, could not be looked up in it."""
     components = {component["purl"]: component for component in json.loads(text)["components"]}
     assert {url for url in components if url.startswith("pkg:deb/")} == {"pkg:deb/debian/git", "pkg:deb/debian/tini"}
-    declared = json.loads((sbom.ROOT / "packages/typescript/package.json").read_text())["dependencies"]
+    declared = json.loads((ROOT / "packages/typescript/package.json").read_text())["dependencies"]
     assert {f"pkg:npm/{name}@{version}" for name, version in declared.items()} <= components.keys()
     assert "pkg:npm/typescript@" not in text, "what only builds the client is not delivered"
     [hash_] = components[f"pkg:npm/openapi-fetch@{declared['openapi-fetch']}"]["hashes"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+from asyncio import selector_events
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from pipeline.observability.metrics import PortMetrics
+from pipeline.runtime import http_server
 from pipeline.runtime.http_server import (
     MAX_HEAD_BYTES,
     READS_A_TURN,
@@ -506,6 +509,29 @@ async def test_requests_of_one_address_that_come_at_once_leave_turns_of_the_even
     at_once = Counter(begun["127.0.0.1"])
     assert (sum(at_once.values()), max(at_once.values())) == (flood, READS_A_TURN)
     assert begun["127.0.0.2"][0] < max(at_once), "the other address waits for none of them"
+
+
+async def test_a_client_that_is_gone_when_its_request_is_refused_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal ended with an error that asyncio logs: a stranger could fill the log."""
+
+    def gone(_: asyncio.Transport) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "write_eof", gone)  # type: ignore[attr-defined]
+    monkeypatch.setattr(http_server, "READS_A_TURN", 0)  # what is read waits for a turn
+    async with site() as of:
+        reader, writer = await of.connect(b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"x" * 2 * MAX_HEAD_BYTES)
+        await asyncio.sleep(SHORT)
+        monkeypatch.setattr(http_server, "READS_A_TURN", READS_A_TURN)
+        assert status(await of.answer(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")) == 200
+        with suppress(ConnectionResetError):
+            await read_to_end(reader)
+        writer.transport.abort()
+        await of.until(lambda: of.open == 0)
+        assert of.refused("large_head") == 1
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio" or record.exc_info] == []
 
 
 async def test_a_client_that_disconnects_mid_body_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
