@@ -113,7 +113,7 @@ def _of_debian() -> Iterator[Component]:
 
 
 def _of_npm() -> Iterator[Component]:
-    """What users of the TypeScript client install along with it."""
+    """The packages that users of the TypeScript client install along with it."""
     listed = json.loads((ROOT / "packages/typescript/package-lock.json").read_text())["packages"]
     for path, package in listed.items():
         if not path or package.get("dev"):

@@ -140,14 +140,14 @@ async def test_the_text_of_a_file_that_was_deleted_in_a_reply_is_removed(desk: D
 async def test_a_file_is_remembered_of_each_thread_and_from_before_it_is_read(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two threads that were read at once only one was remembered, and none while the file was still read: its text
-    stayed searchable after the file was deleted."""
+    """Only the last of two threads that were read at once was remembered, and none while the file was still read: its
+    text stayed searchable after the file was deleted."""
     w = desk.workspace
     secret = w.file("keys.txt", "The vault opens with 4711.")
     first = thread(desk, secret)
     channel, _ = first.split(":")
     second = f"{channel}:{w.post(channel, w.user('Ben Roy'), 'Again:', files=[secret])}"
-    source, found = desk.slack(files=True), []
+    source, remembered = desk.slack(files=True), []
     get, read = desk.memory.get, Files._text
 
     async def slow_get(name: str) -> Any:
@@ -157,14 +157,14 @@ async def test_a_file_is_remembered_of_each_thread_and_from_before_it_is_read(
 
     async def deleted_meanwhile(files: Files, *arguments: Any) -> str:
         text = await read(files, *arguments)
-        found.append(await files.threads(secret["id"]))
+        remembered.append(await files.threads(secret["id"]))
         return text
 
     monkeypatch.setattr(desk.memory, "get", slow_get)
     monkeypatch.setattr(Files, "_text", deleted_meanwhile)
     await asyncio.gather(*(source.fetch([id]) for id in (first, second)))
-    assert sorted(max(found, key=len)) == sorted([first, second])
-    assert all(found)
+    assert sorted(max(remembered, key=len)) == sorted([first, second])
+    assert all(remembered)
 
 
 async def test_a_file_that_fails_is_named_and_read_by_the_next_sweep(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""What tools return is what people would see: models read characters that are not displayed."""
+"""Tools return text as people would see it: models read characters that are not displayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = "plangpj.md"
 
 
 def test_the_ids_of_documents_that_contradict_each_other_have_no_hidden_characters() -> None:
-    """Whoever names a file could write to the model of everybody who may read it."""
+    """The name of a file could speak to the model of everybody who may read it."""
     names = NAME, "other.md", "wiki", "wiki", "", "Other", None, None
     body = _conflict(Listed(ID, "number", "open", AT, None, ID, ID, ID, ID, *names, []), (NAME, "b"))
     assert (body.external_ids, body.titles, body.quotes) == ([SHOWN, "other.md"], [SHOWN, "Other"], [SHOWN, "b"])
