@@ -174,11 +174,13 @@ PLACES: tuple[Place, ...] = (
         of_person=f"tenant = %(tenant)s AND {_AUTHOR_OR_VALUE}",
         age=Age(
             "deleted_days",
-            f"UPDATE documents SET {ERASED} WHERE id IN (SELECT id FROM documents d WHERE {_aged('deleted_at')}"
+            f"WITH erased AS (UPDATE documents SET {ERASED} WHERE id IN (SELECT id FROM documents d"
+            f" WHERE {_aged('deleted_at')}"
             " AND erased_at IS NULL AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s"
             " WHERE s.document_id = d.id AND s.seq < s.want_seq AND s.generation IN"
             " (SELECT name FROM generations WHERE state <> 'retired'))"
-            " ORDER BY deleted_at LIMIT %(most)s FOR UPDATE SKIP LOCKED)",
+            " ORDER BY deleted_at LIMIT %(most)s FOR UPDATE SKIP LOCKED) RETURNING id), events AS (DELETE FROM"
+            " document_events e USING erased WHERE e.document_id = erased.id) SELECT FROM erased",
         ),
     ),
     Place(
@@ -637,6 +639,26 @@ async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[i
                     raise
                 await asyncio.sleep(LOCK_PAUSE_SECONDS)
     return count
+
+
+async def erase_unused_access_sets(connection: Connection, after: int, most: int) -> tuple[int, int]:
+    """Look at the next ``most`` access sets after this id, and erase up to SETS_AT_ONCE that no document uses, in the
+    caller's transaction. Returns the id to continue after (0: from the beginning) and the number of erased sets. Raises
+    LockNotAvailable."""
+    cursor = await connection.execute(
+        "SELECT tenant, array_agg(id) FILTER (WHERE NOT used), max(id), count(*) FROM (SELECT a.tenant, a.id, EXISTS"
+        " (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id) AS used FROM access_sets a"
+        " WHERE a.id > %s ORDER BY a.id LIMIT %s) looked_at GROUP BY tenant",
+        [after, most],
+    )
+    rows = await cursor.fetchall()
+    unused = [(tenant, id_) for tenant, ids, _, _ in rows for id_ in ids or ()]
+    for tenant in {tenant for tenant, _ in unused[:SETS_AT_ONCE]}:
+        await _erase_sets(connection, tenant, [id_ for of, id_ in unused[:SETS_AT_ONCE] if of == tenant])
+    if len(unused) > SETS_AT_ONCE:
+        return after, SETS_AT_ONCE
+    is_end = sum(count for _, _, _, count in rows) < most
+    return 0 if is_end else max(last for _, _, last, _ in rows), len(unused)
 
 
 async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from pipeline.core.errors import PenstockError
-from pipeline.ledger.personal import PLACES
+from pipeline.ledger.personal import PLACES, SETS_AT_ONCE, erase_unused_access_sets
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
 from pipeline.stores.leader import lead_transaction
@@ -20,6 +20,10 @@ MOST = 500
 IDLE_SECONDS = 60.0
 BUSY_SECONDS = 1.0
 """Between two batches while there is more: 500 rows of each table a second at most."""
+SETS_LOOKED_AT = 10_000
+"""Access sets of which a turn finds those without documents, in some tens of milliseconds."""
+SPENDING_DAYS = 400
+"""For how long the spending of each day is kept."""
 
 
 class Retention:
@@ -30,6 +34,8 @@ class Retention:
         self._metrics = metrics
         self._settings = settings
         self._most = most
+        self._looked_to = 0
+        """The last access set that was looked at."""
 
     async def run(self) -> BaseException:
         """Erase until cancelled; outages are waited for."""
@@ -57,4 +63,21 @@ class Retention:
                 self._metrics.retention_erased.labels(table=place.table).inc(done.rowcount)
                 log.info("rows_erased", table=place.table, rows=done.rowcount)
             more |= done.rowcount >= self._most
-        return more
+        return await self._leftovers() or more
+
+    async def _leftovers(self) -> bool:
+        """Erase what is not personal, and that nothing else would end: access sets that no document has, and the
+        spending of days that are long past. Returns whether there may be more."""
+        with translated("retention"):
+            async with self._pool.connection() as connection, connection.transaction():
+                if not await lead_transaction(connection, RETENTION_LOCK):
+                    return False
+                await connection.execute(
+                    "DELETE FROM embedding_days WHERE day < (clock_timestamp() AT TIME ZONE 'UTC')::date - %s::integer",
+                    [SPENDING_DAYS],
+                )
+                self._looked_to, erased = await erase_unused_access_sets(connection, self._looked_to, SETS_LOOKED_AT)
+        if erased:
+            self._metrics.retention_erased.labels(table="access_sets").inc(erased)
+            log.info("rows_erased", table="access_sets", rows=erased)
+        return erased == SETS_AT_ONCE

@@ -41,14 +41,13 @@ GRANT UPDATE (reference, calibration, everyday) ON generations TO penstock_worke
 GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
-    access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
-    embedding_days, handled, kafka_marks, keyword_indexes
+    document_bodies, index_state, dead_letters, memberships, conversation_floors, handled, kafka_marks, keyword_indexes
     TO penstock_worker;
 GRANT INSERT ON generations_lock TO penstock_worker;  -- allows the shared lock, and no row
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- rows are added and never changed …
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
-    conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
+    documents, document_events, access_sets, manifests, superseded, open_bulks, audit_runs, audit_documents,
+    audit_differences, embedding_days, conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
 -- The producers' rights: only the owner enrols producers.
 GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;

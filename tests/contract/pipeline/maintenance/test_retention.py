@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.ledger.personal import CHUNKS, PLACES, erase_access_sets, lock_deleted
+from pipeline.ledger.personal import CHUNKS, PLACES, erase_access_sets, erase_unused_access_sets, lock_deleted
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
@@ -202,6 +202,65 @@ async def test_access_sets_are_erased_while_events_are_accepted_concurrently(lib
             assert not erasing.done(), "it tries again"
         assert await erasing == 150
     assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+
+
+async def test_an_access_set_is_erased_after_its_last_document_has_other_tags(library: Library, tenant: str) -> None:
+    """Every new combination of tags adds a set, and every search reads all that have one of its caller's tags."""
+    one = document("one.md", "text", tenant=tenant, acl_tags=["first"])
+    await library.put(one)
+    later = one.observed_at + timedelta(seconds=1)
+    await library.put(one.model_copy(update={"acl_tags": ["second"], "observed_at": later, "version": 2}))
+    sets = "SELECT acl_tags FROM access_sets WHERE tenant = %s"
+    assert len(await library.execute(sets, tenant)) == 2
+    while await run_retention(library):
+        pass
+    assert await library.execute(sets, tenant) == [(["wiki/second"],)]
+
+
+async def test_more_unused_access_sets_than_are_looked_at_are_erased_in_turns(library: Library, tenant: str) -> None:
+    await library.put(document("one.md", "text", tenant=tenant))
+    await library.execute(
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) SELECT %s, n::text::bytea, '{wiki/jane}',"
+        " '{}' FROM generate_series(1, 150) n",
+        tenant,
+    )
+    after, turns, erased = 0, 0, 0
+    async with library.pool.connection() as connection:
+        while turns == 0 or after:
+            after, count = await erase_unused_access_sets(connection, after, 40)
+            turns, erased = turns + 1, erased + count
+    assert erased >= 150
+    assert turns >= 4
+    assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+
+
+async def test_the_events_of_a_deleted_document_are_erased_with_its_names(library: Library, tenant: str) -> None:
+    one, other = document("one.md", "text", tenant=tenant), document("other.md", "text", tenant=tenant)
+    await library.put(one)
+    await library.put(other)
+    await library.put(deletion(one))
+    await library.execute("UPDATE documents SET announced_seq = seq WHERE tenant = %s", tenant)
+    events = (
+        "SELECT DISTINCT d.deleted_at IS NULL FROM document_events e JOIN documents d ON d.id = document_id"
+        " WHERE tenant = %s ORDER BY 1"
+    )
+    await run_retention(library)
+    assert await library.execute(events, tenant) == [(False,), (True,)], "not before its time"
+    await library.execute(
+        "UPDATE documents SET deleted_at = now() - interval '31 days' WHERE tenant = %s AND deleted_at IS NOT NULL",
+        tenant,
+    )
+    await run_retention(library)
+    assert await library.execute(events, tenant) == [(True,)]
+
+
+async def test_the_spending_of_days_long_past_is_erased(library: Library) -> None:
+    await library.execute(
+        "INSERT INTO embedding_days (day, purpose, tokens, cost) SELECT current_date - n, 'test', 1, 0"
+        " FROM unnest(ARRAY[399, 402]) n"
+    )
+    await run_retention(library)
+    assert await library.execute("SELECT current_date - day FROM embedding_days WHERE purpose = 'test'") == [(399,)]
 
 
 async def test_retention_erases_in_small_batches(library: Library, tenant: str) -> None:
