@@ -82,6 +82,7 @@ GENERATED: Mapping[str, str] = {
     "events": "events:document",
     "python": "python:document",
     "decisions": "decisions:document",
+    "growth": "growth:document",
 }
 """By what a page's comment ``<!-- generated: NAME -->`` is replaced: the result of a function of this package."""
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What each table of Postgres grows with, and what ends that growth: one list, which docs/growth.md shows and
+"""How each table of Postgres grows, and the bound of that growth: one list, which docs/growth.md shows and
 ``bench.year`` holds a simulated year against.
 
 A test compares it with the migrated schema, so that a table that nothing bounds is noticed before it is large. CHUNKS
@@ -23,7 +23,7 @@ CHUNKS = "chunks_*"
 class Growth:
     kind: Kind
     rows: str
-    """A row stands for this."""
+    """This is what a row stands for."""
     bound: str
     """The rule that ends a row, or limits their number."""
 

@@ -34,7 +34,8 @@ from pipeline.diagnosis.ledger import ledger_report
 from pipeline.diagnosis.pipeline_view import pipeline_view
 from pipeline.ledger import generations, kafka_marks, webhooks
 from pipeline.ledger import trail as trail_table
-from pipeline.runtime.settings import AuditSettings, PostgresSettings
+from pipeline.maintenance.retention import Retention
+from pipeline.runtime.settings import AuditSettings, PostgresSettings, RetentionSettings
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.hints import Sweeper
@@ -200,6 +201,11 @@ async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> 
             assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (1, None)}
             assert await kafka_marks.save(connection, "group", {partition: (1, mark)}) == {partition}
             assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (2, mark)}
+        await place.library.execute(
+            "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('worker', '', '{unused}', '{}')"
+        )
+        await Retention(library.pool, library.metrics, RetentionSettings()).turn()
+    assert await place.library.execute("SELECT FROM access_sets WHERE acl_tags = '{unused}'") == []
     assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
     assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
     assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")

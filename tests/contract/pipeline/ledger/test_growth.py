@@ -45,7 +45,7 @@ async def test_a_document_with_many_events_keeps_only_the_newest(library: Librar
     assert (events, newest) == (EVENTS_PER_DOCUMENT, EVENTS_PER_DOCUMENT + 4)
 
 
-async def test_only_the_newest_audits_are_kept(library: Library) -> None:
+async def test_only_the_newest_audits_are_retained(library: Library) -> None:
     async with library.pool.connection() as connection:
         for _ in range(runs.MAX_RUNS + 5):
             await runs.start(connection, library.generation.name, "all")

@@ -1,0 +1,57 @@
+"""The verdict on a simulated year."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from bench.year import bloated, judge
+
+MIDDLE: dict[str, Any] = {
+    "events": {"deleted": 0},
+    "tables": {"manifests": {"bytes": 10_000_000, "rows": 1}, "documents": {"bytes": 10_000_000, "rows": 1}},
+    "indexes": {"manifests_pkey": 10_000_000, "documents_source": 10_000_000},
+    "elasticsearch": {"bytes": 10_000_000},
+    "memory_mib": {"detect": 200},
+    "folder": {"logs": 10_000, "run": 10_000},
+}
+
+
+def changed(part: str, name: str, value: object) -> dict[str, Any]:
+    last = deepcopy(MIDDLE)
+    last[part][name] = value
+    return last
+
+
+def test_a_year_without_growth_has_no_findings() -> None:
+    assert judge(MIDDLE, MIDDLE) == []
+
+
+def test_growth_of_what_should_stay_flat_is_named() -> None:
+    larger = {"bytes": 13_000_000, "rows": 1}
+    assert judge(MIDDLE, changed("tables", "manifests", larger)) == ["table manifests: 10000000 → 13000000 bytes"]
+    assert judge(MIDDLE, changed("indexes", "manifests_pkey", 13_000_000)) == [
+        "index manifests_pkey: 10000000 → 13000000 bytes"
+    ]
+    assert judge(MIDDLE, changed("memory_mib", "detect", 300)) == ["memory of detect: 200 → 300 MiB"]
+    assert judge(MIDDLE, changed("elasticsearch", "bytes", 20_000_000)) != []
+    assert judge(MIDDLE, changed("folder", "run", 1_000_000)) != []
+
+
+def test_a_table_grows_by_no_more_than_deleted_documents_leave() -> None:
+    last = changed("tables", "documents", {"bytes": 13_000_000, "rows": 1})
+    assert judge(MIDDLE, last) == ["table documents: 10000000 → 13000000 bytes"]
+    last["events"]["deleted"] = 2_000
+    assert judge(MIDDLE, last) == []
+    assert judge(MIDDLE, changed("indexes", "documents_source", 13_000_000)) == []
+
+
+def test_what_is_much_larger_than_made_anew_is_named() -> None:
+    searches = {"lived": {"recall": 0.96}, "fresh": {"recall": 0.97}}
+    compact = {"manifests": [2_000_000, 1_000_000]}
+    assert bloated({"bytes": compact, "searches": searches}) == []
+    assert bloated({"bytes": {"manifests": [4_000_000, 1_000_000]}, "searches": searches}) == [
+        "manifests: 4000000 bytes, 1000000 anew"
+    ]
+    worse = {"lived": {"recall": 0.8}, "fresh": {"recall": 0.97}}
+    assert bloated({"bytes": compact, "searches": worse}) == ["recall of the graph: 0.8, 0.97 anew"]
