@@ -12,7 +12,7 @@ from connectors.conform.memory_runner import InMemory
 from connectors.declared import options, source_class
 from connectors.set_aside import SetAside
 from connectors.source import Context, Cursor, Group, PagedGroups
-from tests.contract.connectors.test_membership_age import CASES, SIZES, Case, Counting
+from tests.contract.connectors.test_membership_age import CASES, Case, Counting, unlimited
 
 GROUPS = 40
 PAGED = [case for case in CASES if isinstance(source_class(case.kind), PagedGroups)]
@@ -37,7 +37,7 @@ async def test_an_interrupted_listing_of_groups_requests_the_rest_only(case: Cas
 
         def source() -> Any:
             context = Context(name="s", tenant="t", memory=memory, folder=tmp_path, set_aside=SetAside())
-            return kind(options(kind, {**play.options, **SIZES.get(case.kind, {})}, "s", play.environment), context)
+            return kind(options(kind, unlimited(kind, play), "s", play.environment), context)
 
         before, after = source(), source()
         try:
