@@ -35,13 +35,13 @@ from pgvector import HalfVector
 
 from bench.machine import description
 from bench.python_docs import collection
-from bench.scale import processor_seconds
+from bench.scale import SOURCE, TENANT, keyword_entry, processor_seconds
 from deploy.local.stack import Stack
-from pipeline.core.identity import EVERYONE, chunk_ids, content_hash, document_id
+from pipeline.core.identity import chunk_ids, content_hash, document_id
 from pipeline.core.model import Manifest
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Vectors
-from pipeline.ledger.entry import content_fields, cut
+from pipeline.ledger.entry import cut
 from pipeline.runtime.settings import EmbeddingSettings, dist, home
 from pipeline.stages.manifests import build_manifest
 from pipeline.stores.graph import create_graph
@@ -53,7 +53,7 @@ from query.preview.preview import Previews
 from tests.support.query.library import Library
 
 RESULTS = Path(__file__).parent / "results" / "preview.json"
-TENANT, SOURCE, TAG = "acme", "wiki", "wiki/staff"
+TAG = f"{SOURCE}/staff"
 TARGET_SECONDS = 30
 REPLACED_SHARE = 1 / 3
 COPY_COSINE = 0.8
@@ -190,20 +190,7 @@ async def fill(library: Library, pages: Sequence[Page], chunks: int) -> int:
                     await copy.write_row([id_, page.id, 1, text, HalfVector(vector)])
             for id_, headings, text in zip(m.chunk_ids, m.headings, texts, strict=True):
                 action = {"index": {"_index": generation.keyword_index, "_id": str(id_)}}
-                entry = {
-                    "document_id": str(page.id),
-                    "tenant": TENANT,
-                    "source": SOURCE,
-                    "external_id": page.name,
-                    "acl_tags": [TAG],
-                    "required_tags": [EVERYONE],
-                    "required_count": 1,
-                    "source_url": None,
-                    "author": None,
-                    "media_type": "text/plain",
-                    "source_modified_at": None,
-                    "metadata": {},
-                } | content_fields(page.title, headings, text)
+                entry = keyword_entry(page.id, page.name, TAG, page.title, headings, text)
                 operations += [json.dumps(action).encode(), json.dumps(entry).encode()]
             made += len(m.chunk_ids)
             if len(operations) >= 2 * BULK_ENTRIES or made >= chunks:

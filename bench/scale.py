@@ -45,10 +45,10 @@ from connectors.set_aside import SetAside
 from connectors.source import Group, Listed
 from deploy.local.stack import Stack
 from pipeline.audit.background import LIMITS, PROCESSOR_SHARE, BackgroundAudit
-from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE, chunk_ids, document_id
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedded, Vectors
+from pipeline.ledger.entry import content_fields
 from pipeline.runtime.settings import AuditSettings, home
 from pipeline.stages.announce import Announcer
 from pipeline.stages.hints import Sweeper
@@ -174,16 +174,16 @@ async def fill_ledger(
     await connection.commit()
 
 
-def entry(n: int, id_: UUID, text: str, groups: int) -> dict[str, Any]:
+def keyword_entry(
+    document: UUID, external_id: str, tag: str, title: str, headings: Sequence[str], text: str
+) -> dict[str, Any]:
     """Return the keyword entry of a document's chunk as the sink would write it."""
-    title = f"Title {n}"
     return {
-        "document_id": str(id_),
+        "document_id": str(document),
         "tenant": TENANT,
         "source": SOURCE,
-        "external_id": f"{n}.md",
-        "title": title,
-        "acl_tags": [f"{SOURCE}/team-{n % groups}"],
+        "external_id": external_id,
+        "acl_tags": [tag],
         "required_tags": [EVERYONE],
         "required_count": 1,
         "source_url": None,
@@ -191,20 +191,16 @@ def entry(n: int, id_: UUID, text: str, groups: int) -> dict[str, Any]:
         "media_type": "text/plain",
         "source_modified_at": None,
         "metadata": {},
-        "text": text,
-        "headings": [],
-        "identifiers": terms(f"{title}\n{text}"),
-    }
+    } | content_fields(title, headings, text)
 
 
 async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, characters: int = CHARACTERS) -> None:
     operations: list[bytes] = []
     for n, id_, chunk, text in ids(documents, characters):
         action = {"index": {"_index": index, "_id": str(chunk), "version": n, "version_type": "external_gte"}}
-        operations += [
-            json.dumps(action).encode(),
-            json.dumps(entry(n, id_, text, documents // DOCUMENTS_A_GROUP)).encode(),
-        ]
+        tag = f"{SOURCE}/team-{n % (documents // DOCUMENTS_A_GROUP)}"
+        entry = keyword_entry(id_, f"{n}.md", tag, f"Title {n}", (), text)
+        operations += [json.dumps(action).encode(), json.dumps(entry).encode()]
         if len(operations) >= 2 * BULK_ENTRIES or n == documents:
             answer = await es.options(request_timeout=300).bulk(operations=operations)  # type: ignore[arg-type]  # bytes go as is
             assert not answer["errors"]
