@@ -280,6 +280,7 @@ def compare(
     """
     from cli.eval import WORSE, bounds_of
     from query.evaluation.dataset import BadDataset
+    from query.evaluation.questions import NOTHING_JUDGED
 
     bounds = bounds_of(fail_below or [])
     try:
@@ -292,11 +293,7 @@ def compare(
     else:
         _show(gate)
     if not gate.questions:
-        typer.echo(
-            "error: there are no current golden questions to compare by: add some with `penstock golden add`, or name"
-            " a --dataset",
-            err=True,
-        )
+        typer.echo(f"error: {NOTHING_JUDGED}", err=True)
         raise typer.Exit(1)
     for reason in (reasons := gate.failures(bounds)):
         typer.echo(f"error: {reason}", err=True)

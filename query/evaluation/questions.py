@@ -23,6 +23,9 @@ AT_ONCE = 4
 TIMEOUT_SECONDS = 60.0
 """The time limit of each store and of the models, long enough that no search leaves a store out."""
 PATIENT = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
+NOTHING_JUDGED = (
+    "there are no current golden questions to compare by: add some with `penstock golden add`, or name a --dataset"
+)
 
 
 class NothingJudged(Misconfigured):
@@ -48,10 +51,7 @@ async def of_golden(connection: Connection) -> tuple[Questions, Judgements]:
     """All current golden questions. Raises NothingJudged if there are none."""
     left, _ = await judgements.current(connection, await judgements.load(connection))
     if not left:
-        raise NothingJudged(
-            "there are no current golden questions to compare by: add some with `penstock golden add`, or name a"
-            " dataset"
-        )
+        raise NothingJudged(NOTHING_JUDGED)
     questions = {}
     for golden in left:
         await set_tenant(connection, golden.tenant)
