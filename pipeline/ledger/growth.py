@@ -26,6 +26,8 @@ class Growth:
     """This is what a row stands for."""
     bound: str
     """The rule that ends a row, or limits their number."""
+    of_document: int | None = None
+    """The most rows of one document; its table grows until each has so many. None: there is no such number."""
 
     @property
     def is_flat(self) -> bool:
@@ -40,15 +42,17 @@ _GENERATION = "a cut-over removes the rows of the generation that it retires"
 GROWTH: Mapping[str, Growth] = {
     "documents": Growth("deleted", "a document", _REST.format(days=f"{_RETENTION}DELETED_DAYS")),
     "document_bodies": Growth("deleted", "a document's text", "an emptied row stays with its document's"),
-    "document_events": Growth("documents", "one of a document's last 16 events", "goes when the document's names do"),
+    "document_events": Growth(
+        "documents", "one of a document's last 16 events", "goes when the document's names do", 16
+    ),
     "index_state": Growth("deleted", "a document in a store of a generation", _GENERATION),
     "manifests": Growth("documents", "the chunks of a document in a generation", "goes with the text"),
     CHUNKS: Growth("documents", "a chunk", "goes with the text; a retired generation's table is dropped"),
     "superseded": Growth("age", "a text that lost by version", f"eight a document; {_RETENTION}SUPERSEDED_DAYS"),
-    "access_sets": Growth("documents", "tags that documents have", "goes within the hour after its last document"),
+    "access_sets": Growth("documents", "tags that documents have", "goes within minutes after its last document"),
     "conflicts": Growth("documents", "two passages that contradict each other", "goes with either passage"),
     "conflict_decisions": Growth("documents", "what a person decided of a conflict", "goes with the conflict"),
-    "conflict_examined": Growth("documents", "a document that was compared", "goes with the document's text"),
+    "conflict_examined": Growth("documents", "a document that was compared", "goes with the document's text", 1),
     "memberships": Growth("people", "a person's groups in a source", f"{_RETENTION}MEMBERSHIPS_DAYS without a group"),
     "dead_letters": Growth("age", "a dead letter", f"{_RETENTION}DEAD_LETTERS_DAYS"),
     "dead_letter_trail": Growth("age", "what was done with a dead letter", "goes with the dead letter"),

@@ -9,6 +9,7 @@ from bench.year import bloated, judge
 
 MIDDLE: dict[str, Any] = {
     "events": {"deleted": 0},
+    "living": 100,
     "tables": {"manifests": {"bytes": 10_000_000, "rows": 1}, "documents": {"bytes": 10_000_000, "rows": 1}},
     "indexes": {"manifests_pkey": 10_000_000, "documents_source": 10_000_000},
     "elasticsearch": {"bytes": 10_000_000},
@@ -29,21 +30,29 @@ def test_a_year_without_growth_has_no_findings() -> None:
 
 def test_growth_of_what_should_stay_flat_is_named() -> None:
     larger = {"bytes": 13_000_000, "rows": 1}
-    assert judge(MIDDLE, changed("tables", "manifests", larger)) == ["table manifests: 10000000 → 13000000 bytes"]
+    assert judge(MIDDLE, changed("tables", "manifests", larger)) == ["bytes of manifests: 10000000 → 13000000"]
     assert judge(MIDDLE, changed("indexes", "manifests_pkey", 13_000_000)) == [
-        "index manifests_pkey: 10000000 → 13000000 bytes"
+        "bytes of manifests_pkey: 10000000 → 13000000"
     ]
-    assert judge(MIDDLE, changed("memory_mib", "detect", 300)) == ["memory of detect: 200 → 300 MiB"]
+    assert judge(MIDDLE, changed("memory_mib", "detect", 300)) == ["MiB of detect: 200 → 300"]
     assert judge(MIDDLE, changed("elasticsearch", "bytes", 20_000_000)) != []
     assert judge(MIDDLE, changed("folder", "run", 1_000_000)) != []
+    assert judge(MIDDLE, changed("folder", "logs", 1_000_000)) == []
 
 
 def test_a_table_grows_by_no_more_than_deleted_documents_leave() -> None:
     last = changed("tables", "documents", {"bytes": 13_000_000, "rows": 1})
-    assert judge(MIDDLE, last) == ["table documents: 10000000 → 13000000 bytes"]
+    last["indexes"]["documents_source"] = 13_000_000
+    assert len(judge(MIDDLE, last)) == 2
     last["events"]["deleted"] = 2_000
     assert judge(MIDDLE, last) == []
-    assert judge(MIDDLE, changed("indexes", "documents_source", 13_000_000)) == []
+
+
+def test_a_table_that_fills_has_at_most_so_many_rows_of_a_document() -> None:
+    assert judge(MIDDLE, changed("tables", "document_events", {"bytes": 90_000_000, "rows": 1_600})) == []
+    assert judge(MIDDLE, changed("tables", "document_events", {"bytes": 1, "rows": 1_700})) == [
+        "rows of document_events: 1700, at most 1600"
+    ]
 
 
 def test_what_is_much_larger_than_made_anew_is_named() -> None:
