@@ -15,6 +15,7 @@ import typer
 from cli.output import Json, print_json, printable, printable_text, stdout
 from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import describe_freshness
+from cli.terminal import echo
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 
 if TYPE_CHECKING:
@@ -298,5 +299,5 @@ def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness], s
 
 
 def _refuse(why: str) -> NoReturn:
-    typer.echo(f"error: {why}", err=True)
+    echo(f"error: {why}", err=True)
     raise typer.Exit(2)

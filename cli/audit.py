@@ -12,6 +12,7 @@ import typer
 from cli.audit_report import AuditOptions, Report, print_report, show
 from cli.moment import past_moment
 from cli.output import Json, progress_bars
+from cli.terminal import echo
 
 if TYPE_CHECKING:
     from elasticsearch import AsyncElasticsearch
@@ -67,7 +68,7 @@ def audit(
     try:
         clean = asyncio.run(_audit(options, json_output=json_output))
     except KeyboardInterrupt:
-        typer.echo("stopped: `penstock audit --resume` continues from here", err=True)
+        echo("stopped: `penstock audit --resume` continues from here", err=True)
         raise typer.Exit(130) from None
     if not clean:
         raise typer.Exit(1)
@@ -122,7 +123,7 @@ async def _compare_changed(
             return
         bars.add_task("comparing the keyword index, which changed", total=None)
         if not await guard.finish(options.wait_seconds):
-            typer.echo(
+            echo(
                 "the keyword index is not searched yet: the keywords workers have not written all missing entries"
                 " (see `penstock status`)",
                 err=True,

@@ -11,6 +11,7 @@ import typer
 
 from cli.output import Json, print_json, printable, stdout
 from cli.recorded import record
+from cli.terminal import echo
 
 if TYPE_CHECKING:
     from pipeline.core.conflicts import Kind
@@ -141,9 +142,9 @@ def _decide(id_: str, tenant: str, state: State) -> None:
         raise typer.BadParameter(f"{id_!r} is no conflict's id: see `penstock conflicts list`") from error
     record(f"conflicts.{'dismiss' if state == 'dismissed' else 'accept'}", tenant=tenant, object=f"conflict:{id_}")
     if not asyncio.run(_record_decision(conflict_id, tenant, state)):
-        typer.echo(f"error: no conflict {id_} in tenant {tenant}: see `penstock conflicts list`", err=True)
+        echo(f"error: no conflict {id_} in tenant {tenant}: see `penstock conflicts list`", err=True)
         raise typer.Exit(1)
-    typer.echo(state)
+    echo(state)
 
 
 async def _list(

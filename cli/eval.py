@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import FailBelow, Json, print_json, progress_bars, stdout
+from cli.terminal import echo
 
 if TYPE_CHECKING:
     from query.evaluation.dataset import Dataset
@@ -79,14 +80,14 @@ def evaluate(
     from query.evaluation.report import failures, report, values_of
 
     if load and (principals or tags):
-        typer.echo("error: --as and --tag need --no-load", err=True)
+        echo("error: --as and --tag need --no-load", err=True)
         raise typer.Exit(2)
     bounds = bounds_of(fail_below or [])
     try:
         collection = read(dataset)
         before = _saved(against) if against else None
     except BadDataset as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     rankings, degraded = asyncio.run(
         _evaluate(collection, load, tenant, principals or [], tags or [], rerank=rerank, quiet=json_output)
@@ -100,15 +101,15 @@ def evaluate(
         _show(result)
     if result["degraded"]:
         for reason, times in result["degraded"].items():
-            typer.echo(f"error: {times} searches were incomplete: {reason}", err=True)
+            echo(f"error: {times} searches were incomplete: {reason}", err=True)
         raise typer.Exit(1)
     try:
         reasons = failures(result, bounds, against=against is not None)
     except BadDataset as error:
-        typer.echo(f"error: {against}: {error}", err=True)
+        echo(f"error: {against}: {error}", err=True)
         raise typer.Exit(2) from error
     for reason in reasons:
-        typer.echo(f"error: {reason}", err=True)
+        echo(f"error: {reason}", err=True)
     if reasons:
         raise typer.Exit(WORSE)
 
@@ -125,7 +126,7 @@ def bounds_of(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if name not in MEASURES or not 0 <= bounds[name] <= 1:
-            typer.echo(
+            echo(
                 f"error: --fail-below {text}: give MEASURE=VALUE, a measure of {', '.join(MEASURES)} and a value from 0"
                 " to 1",
                 err=True,

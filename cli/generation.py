@@ -29,6 +29,7 @@ from cli.output import (
     stderr,
     stdout,
 )
+from cli.terminal import echo
 from pipeline.core.model import EmbeddingProvider, Generation, Quantisation, VectorIndex
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ async def _compared(
                 settings, pool, chosen.name, dataset=dataset, tenant=tenant, principals=principals, tags=tags
             )
         except BadDataset as error:
-            typer.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             raise typer.Exit(2) from error
 
 

@@ -24,7 +24,7 @@ from cli.output import (
     printable,
     stdout,
 )
-from cli.terminal import harmless_json
+from cli.terminal import echo, harmless_json
 
 if TYPE_CHECKING:
     from pipeline.stores.postgres import Connection
@@ -71,7 +71,7 @@ def add(
 
     source, _, external_id = document.partition("/")
     if not source or not external_id or len(anchor) > MAX_ANCHOR_CHARACTERS or not query.strip():
-        typer.echo(
+        echo(
             "error: give a question, --document SOURCE/EXTERNAL_ID and an --anchor of at most"
             f" {MAX_ANCHOR_CHARACTERS} characters",
             err=True,
@@ -133,7 +133,7 @@ def promote(
     """
     made = asyncio.run(_promoted(_asker(tenant, principals, tags), id_))
     if not made:
-        typer.echo(
+        echo(
             f"error: nothing to promote: {id_} is no answer that a review called right and no passage that was rated up"
             " for a query, or this person may not read what it was made from",
             err=True,
@@ -160,7 +160,7 @@ def import_(
         lines = sys.stdin.readlines() if str(file) == "-" else file.read_text("utf-8").splitlines()
         all_of = list(read(lines))
     except (BadDataset, OSError, UnicodeDecodeError) as error:
-        typer.echo(f"error: {file}: {error}", err=True)
+        echo(f"error: {file}: {error}", err=True)
         raise typer.Exit(2) from error
     asyncio.run(_keep(all_of))
     stdout.print(f"{len(all_of)} questions")
@@ -174,7 +174,7 @@ def export(
     from query.evaluation.golden import write
 
     for line in write(asyncio.run(_stored(tenant))):
-        typer.echo(harmless_json(line))
+        echo(harmless_json(line))
 
 
 @golden.command()
@@ -183,9 +183,7 @@ def remove(
 ) -> None:
     """Remove a question and its judgements."""
     if not asyncio.run(_forget(tenant, query)):
-        typer.echo(
-            f"error: no such question in tenant {printable(tenant)}: `penstock golden export` lists them", err=True
-        )
+        echo(f"error: no such question in tenant {printable(tenant)}: `penstock golden export` lists them", err=True)
         raise typer.Exit(1)
 
 
@@ -219,11 +217,11 @@ def run(
     from query.settings import load
 
     if accept and check:
-        typer.echo("error: --check stores nothing, so there is nothing to --accept", err=True)
+        echo("error: --check stores nothing, so there is nothing to --accept", err=True)
         raise typer.Exit(2)
     result = asyncio.run(_run(accept=accept, store=not check))
     if result is None:
-        typer.echo("error: there is no valid judgement: add one with `penstock golden add`", err=True)
+        echo("error: there is no valid judgement: add one with `penstock golden add`", err=True)
         raise typer.Exit(1)
     query = load()
     settings = query.evaluation
@@ -238,19 +236,17 @@ def run(
             slice_ = printable(str(row["slice"]))
             stdout.print(f"{slice_:<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']}){compared}")
     if ("*", "faithfulness") in result.means and settings.judge_model in ("", query.chat.model):
-        typer.echo(
-            "note: the answers were judged by the model that wrote them: set PENSTOCK_EVAL_JUDGE_MODEL", err=True
-        )
+        echo("note: the answers were judged by the model that wrote them: set PENSTOCK_EVAL_JUDGE_MODEL", err=True)
     worse = [name for (slice_, name), change in result.changes.items() if slice_ == "*" and change.is_decline]
     if check and worse:
         for name in worse:
             change = result.changes["*", name]
-            typer.echo(f"error: {name} is {-change.ratio:.2%} below the accepted values, p = {change.p:.4f}", err=True)
+            echo(f"error: {name} is {-change.ratio:.2%} below the accepted values, p = {change.p:.4f}", err=True)
         raise typer.Exit(3)
     floors = {"nDCG@5": settings.ndcg_floor, "faithfulness": settings.faithfulness_floor}
     low = [name for name, floor in floors.items() if result.means.get(("*", name), (1.0, 0))[0] < floor]
     for name in low:
-        typer.echo(f"error: {name} is below {floors[name]:g}", err=True)
+        echo(f"error: {name} is below {floors[name]:g}", err=True)
     if low:
         raise typer.Exit(1)
 
@@ -286,17 +282,17 @@ def compare(
     try:
         gate = asyncio.run(_judged(dataset, tenant, principals or [], tags or []))
     except BadDataset as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     if json_output:
         print_json(asdict(gate))
     else:
         _show(gate)
     if not gate.questions:
-        typer.echo(f"error: {NOTHING_JUDGED}", err=True)
+        echo(f"error: {NOTHING_JUDGED}", err=True)
         raise typer.Exit(1)
     for reason in (reasons := gate.failures(bounds)):
-        typer.echo(f"error: {reason}", err=True)
+        echo(f"error: {reason}", err=True)
     if reasons:
         raise typer.Exit(WORSE)
 

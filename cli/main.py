@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from cli.extras import Extra, require, requiring
-from cli.terminal import harmless
+from cli.terminal import echo
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        typer.echo(f"penstock {version('penstock')}")
+        echo(f"penstock {version('penstock')}")
         raise typer.Exit
 
 
@@ -197,7 +197,7 @@ def migrate(
     from cli.setup import prepare
 
     for line in asyncio.run(prepare(partitions=partitions)) or ["Everything is up to date."]:
-        typer.echo(line)
+        echo(line)
 
 
 Worker = Literal["detect", "vectors", "keywords", "analysis", "all", "connectors", "canary"]
@@ -255,10 +255,10 @@ def main() -> None:
     try:
         app(prog_name="penstock")  # however it was started: completion and the lines of usage call it by its name
     except PenstockError as error:
-        typer.echo(f"error: {harmless(str(error))}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        echo("stopped", err=True)
         sys.exit(130)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from cli.extras import require
 from cli.output import Json, print_json
+from cli.terminal import echo
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def preview(
     except BadPath as error:
         _refuse(str(error))
     for problem in proposal.problems:
-        typer.echo(f"warning: {problem}", err=True)
+        echo(f"warning: {problem}", err=True)
     if len(proposal.files) > MAX_DOCUMENTS:
         _refuse(f"{len(proposal.files)} files are too many (maximum {MAX_DOCUMENTS}): name fewer, or use --git REF")
     named = [
@@ -105,13 +106,13 @@ def preview(
     else:
         from cli.preview_show import as_markdown, as_text
 
-        typer.echo(as_markdown(report) if markdown else as_text(report), nl=False)
+        echo(as_markdown(report) if markdown else as_text(report), nl=False)
     if report["fails"]:
         raise typer.Exit(1)
 
 
 def _refuse(reason: str) -> None:
-    typer.echo(f"error: {reason}", err=True)
+    echo(f"error: {reason}", err=True)
     raise typer.Exit(2)
 
 
@@ -159,7 +160,7 @@ def _here(
     try:
         return asyncio.run(_preview(body, tenant, principals or [], tags or []))
     except BadQuery as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
 
 

@@ -14,6 +14,7 @@ import typer
 
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
+from cli.terminal import echo
 from pipeline.core.errors import PenstockError
 from pipeline.core.producers import NAME, Key, Producer, is_pattern
 
@@ -319,7 +320,7 @@ def _with_key(
     stderr.print(f"{name}: key {key_id(public)} is enrolled", soft_wrap=True, markup=False)
     if printed is not None:
         stderr.print("Its private key, shown once: keep it in a file that nobody else can read.", soft_wrap=True)
-        typer.echo(printed, nl=False)
+        echo(printed, nl=False)
     elif key_file is not None:
         stderr.print(f"Its private key: {key_file} (PENSTOCK_KAFKA_SIGNING_KEY_FILE)", soft_wrap=True, markup=False)
 

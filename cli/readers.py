@@ -7,6 +7,8 @@ from typing import NoReturn
 
 import typer
 
+from cli.terminal import echo
+
 SOURCE = "folder"
 """The source of the documents of `penstock ingest` and `watch`."""
 
@@ -41,5 +43,5 @@ def local_user(instead: str) -> str:
 
 
 def _refuse(why: str) -> NoReturn:
-    typer.echo(f"error: {why}", err=True)
+    echo(f"error: {why}", err=True)
     raise typer.Exit(2)

@@ -17,7 +17,7 @@ from cli.extras import require
 from cli.moment import past_moment
 from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import show
-from cli.terminal import harmless_json
+from cli.terminal import echo, harmless_json
 from pipeline.core.errors import Misconfigured
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_token, home
@@ -137,7 +137,7 @@ def search(
         log_warnings_to_stderr(context)
         response = _here(request, tenant, principals, tags)
     if json_output:
-        typer.echo(harmless_json(json.dumps(response, ensure_ascii=False)))
+        echo(harmless_json(json.dumps(response, ensure_ascii=False)))
         return
     show(response, query, tenant, [*(f"user:{p}" for p in principals), *tags])
 
@@ -160,7 +160,7 @@ def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags:
     try:
         response = asyncio.run(_search(request, tenant, principals, tags, narrowed))
     except BadQuery as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     return as_json(response)
 

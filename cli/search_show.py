@@ -40,12 +40,13 @@ COMMON = frozenset(
 
 def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[str]) -> None:
     """response: of ``query.model.as_json``. names: of the person who asks."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False)
+    from cli.console import SafeConsole
+
+    console = SafeConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=120)
+        console = SafeConsole(highlight=False, width=120)
     for number, result in enumerate(response["results"], start=1):
         _show_result(console, number, result, query)
     if noise := _noise(response):

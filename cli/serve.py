@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from cli.terminal import echo
+
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
@@ -37,10 +39,10 @@ def serve(
     query = query.model_copy(update={"serve": query.serve.model_copy(update=chosen)})
 
     def ready(address: str) -> None:
-        typer.echo(address)
+        echo(address)
         file = query.serve.development_token_file or home() / DEVELOPMENT_FILE
         if query.serve.development and sys.stdout.isatty() and (page := page_address(address, file)) is not None:
-            typer.echo(f"Copy into your browser: {page}")
+            echo(f"Copy into your browser: {page}")
 
     with tracing.running("query"):
         asyncio.run(run(settings, query, ready))
@@ -122,4 +124,4 @@ def extract_serve(
 
     configure_logging()
     chosen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    asyncio.run(run(from_environment().model_copy(update=chosen), typer.echo))
+    asyncio.run(run(from_environment().model_copy(update=chosen), echo))

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from cli.console import SafeConsole
+from cli.terminal import echo
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.home import TRAIL_FILE, made_secret
 
@@ -47,7 +48,7 @@ def up(
         return
     _print_table(stack)
     if not started:
-        typer.echo("Everything was running already.")
+        echo("Everything was running already.")
 
 
 def down(json_output: Json = False) -> None:
@@ -57,7 +58,7 @@ def down(json_output: Json = False) -> None:
     if json_output:
         _print_json({"stopped": stopped})
     elif not stopped:
-        typer.echo("Nothing is running.")
+        echo("Nothing is running.")
 
 
 def local_stack() -> Stack:
@@ -306,7 +307,7 @@ def _canary() -> tuple[str, ...]:
 
 
 def _print_json(document: object) -> None:
-    typer.echo(json.dumps(document))
+    echo(json.dumps(document))
 
 
 def _print_table(stack: Stack) -> None:
@@ -336,14 +337,14 @@ def errors() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        typer.echo(f"error: {error.strerror or error}{where}", err=True)
+        echo(f"error: {error.strerror or error}{where}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        typer.echo("interrupted: the processes that were being started are stopped again", err=True)
+        echo("interrupted: the processes that were being started are stopped again", err=True)
         raise typer.Exit(130) from error
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import typer
+
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 """The characters that change the direction in which others are shown (Unicode's property Bidi_Control): with them a
 name reads differently from what it is, and hides or moves the text beside it."""
@@ -21,3 +23,8 @@ def harmless(text: str) -> str:
 def harmless_json(text: str) -> str:
     """Escape what controls a terminal, in a JSON text whose other control characters are escaped already."""
     return _LEFT_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a text as it is, on stdout or stderr, except for what controls a terminal."""
+    typer.echo(harmless(text), err=err, nl=nl)

@@ -14,6 +14,7 @@ import typer
 
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
+from cli.terminal import echo
 from pipeline.core import webhooks as core
 from pipeline.core.errors import Misconfigured
 
@@ -279,7 +280,7 @@ def _show_secret(name: str, secret: str, more: dict[str, Any], *, json_output: b
     stderr.print(
         f"{name}: its secret, shown once. The receiver verifies signatures with it:", soft_wrap=True, markup=False
     )
-    typer.echo(secret)
+    echo(secret)
 
 
 def _done(document: dict[str, Any], line: str, *, json_output: bool) -> None:

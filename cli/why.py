@@ -13,6 +13,7 @@ import typer
 
 from cli.output import Json, print_json, printable, quiet_libraries
 from cli.recorded import record
+from cli.terminal import echo
 
 if TYPE_CHECKING:
     from pipeline.diagnosis.story_gather import StoryReport
@@ -70,12 +71,10 @@ def why(
     except BadQuery as error:
         raise typer.BadParameter(f"--query: {error}") from error
     if report.candidates:
-        typer.echo(
-            f"error: {document!r} matches {len(report.candidates)} documents; give the id of one of them:", err=True
-        )
+        echo(f"error: {document!r} matches {len(report.candidates)} documents; give the id of one of them:", err=True)
         for identity, title in report.candidates:
             named = f"{identity.source}/{identity.external_id}  {title or ''}"
-            typer.echo(f"  {identity.id}  {printable(named)}", err=True)
+            echo(f"  {identity.id}  {printable(named)}", err=True)
         raise typer.Exit(2)
     story, context = report.story, report.context
     shown = [story.document.identity.id] if story.document is not None else []
