@@ -24,7 +24,7 @@ from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.trail import HEAD_SECONDS, NO_KEY, Decision, Head, Keys, Record, Sealed, seal
 from pipeline.ledger import trail as table
 from pipeline.runtime.settings import Settings, TrailSettings
-from pipeline.runtime.tasks import cancel_and_wait
+from pipeline.runtime.tasks import cancel_and_wait, time_limit
 from pipeline.stores.postgres import Connection, translated
 
 log = structlog.get_logger()
@@ -40,6 +40,11 @@ MOST_WAITING = 10_000
 STATEMENT_SECONDS = 5.0
 LOCK_SECONDS = 1.0
 """For a record's place, or a head's number, that somebody's open transaction holds."""
+ATTEMPT_SECONDS = 15.0
+"""For one attempt. Postgres ends none of its own that waits for the disk or a synchronous standby while it commits, and
+nobody does behind a proxy that holds the connection."""
+WRITE_SECONDS = 30.0
+"""Until whoever waits for a record is refused, whatever became of the attempts."""
 HELD_SECONDS = 30.0
 """Until the next attempt at a head whose number was held: records are written meanwhile."""
 RETRY_SECONDS = 1.0
@@ -116,7 +121,8 @@ class Trail:
         return 0.0 if first is None else max(0.0, (datetime.now(UTC) - first.at).total_seconds())
 
     async def write(self, record: Record) -> None:
-        """In mode ``required`` it is committed when this returns. Raises Retryable where that cannot be."""
+        """In mode ``required`` it is committed when this returns. Raises Retryable where that cannot be, or takes
+        longer than WRITE_SECONDS; it may be committed all the same."""
         if self.mode != "required":
             self.offer(record)
             return
@@ -125,7 +131,8 @@ class Trail:
             raise Retryable("the audit trail cannot be written", service="postgres")
         committed = asyncio.get_running_loop().create_future()
         self._put(_Waiting(record, committed))
-        await committed
+        async with time_limit(WRITE_SECONDS, "the audit trail"):
+            await committed
 
     def offer(self, record: Record) -> None:
         """Soon, where possible, whatever the mode."""
@@ -191,7 +198,8 @@ class Trail:
         """One batch; whether it is written."""
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))] if not self._sealed else []
         try:
-            await self._commit([waiting.record for waiting in batch])
+            async with time_limit(ATTEMPT_SECONDS, "the audit trail"):
+                await self._commit([waiting.record for waiting in batch])
         except PenstockError as error:
             log.warning("trail_not_written", reason=str(error)[:200])
             await self._disconnect()
@@ -286,7 +294,8 @@ class Trail:
 
     async def _attempt_head(self) -> None:
         try:
-            await self._head()
+            async with time_limit(ATTEMPT_SECONDS, "the audit trail"):
+                await self._head()
         except PenstockError as error:
             log.warning("trail_not_written", reason=str(error)[:200])
             await self._disconnect()

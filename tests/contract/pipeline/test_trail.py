@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 from click.testing import Result
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
@@ -38,6 +39,7 @@ from pipeline.trail import Trail, open_trail
 from query.modes.history import History, Piece
 from query.modes.material import Material
 from query.service import Service
+from tests.faults.tcp_proxy import TcpProxy, tcp_proxy
 from tests.support.query.http_kit import as_, problem, service_over
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.mcp_kit import call, connected, refused
@@ -606,6 +608,45 @@ async def test_with_a_required_trail_that_cannot_be_written_requests_are_refused
         again = await client.get(f"/v1/documents/{GUIDE}", headers=as_("ann"))
         assert again.status_code == 200
     assert (await place.examined()).findings == []
+
+
+async def test_with_a_required_trail_whose_connection_is_held_requests_are_refused_in_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a frozen server: nothing answers any more, and nothing is closed."""
+    monkeypatch.setattr(writing, "ATTEMPT_SECONDS", 0.5)
+    given = place.settings("required")
+    async with of_postgres(given.postgres.dsn.get_secret_value()) as (proxy, dsn):
+        postgres = given.postgres.model_copy(update={"dsn": SecretStr(dsn)})
+        actor = uuid4().hex
+        async with open_trail(given.model_copy(update={"postgres": postgres}), "held") as trail:
+            await trail.write(record(f"{actor}1"))
+            proxy.responses_open.clear()
+            async with asyncio.timeout(60):
+                with pytest.raises(Retryable):
+                    await trail.write(record(f"{actor}2"))
+            monkeypatch.setattr(writing, "WRITE_SECONDS", 0.1)
+            monkeypatch.setattr(writing, "ATTEMPT_SECONDS", 600.0)
+            async with asyncio.timeout(60):
+                with pytest.raises(Retryable):
+                    await trail.write(record(f"{actor}3"))
+            proxy.cut()
+            proxy.clear_faults()
+            monkeypatch.setattr(writing, "WRITE_SECONDS", 60.0)
+            async with asyncio.timeout(60):
+                while trail.waiting:
+                    await asyncio.sleep(0.05)
+            await trail.write(record(f"{actor}4"))
+    assert {one.record.actor for one in await place.records()} >= {f"{actor}1", f"{actor}4"}
+    assert (await place.examined()).findings == []
+
+
+@asynccontextmanager
+async def of_postgres(dsn: str) -> AsyncIterator[tuple[TcpProxy, str]]:
+    """A proxy before Postgres, and the address that leads through it."""
+    parts = conninfo_to_dict(dsn)
+    async with tcp_proxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
+        yield proxy, make_conninfo(dsn, host="127.0.0.1", port=proxy.listening)
 
 
 async def test_with_an_optional_trail_an_outage_delays_records_and_reports_lost_ones(
