@@ -123,20 +123,21 @@ class Previews:
     async def _known(self, edit: Edit, caller: Caller, *, operator: bool, principal: str | None) -> _Known:
         async with self._connection(caller.tenant) as connection:
             generation = await generations.active(connection)
-            golden, _ = await judgements.current(connection, await judgements.load(connection, caller.tenant))
+            stored = await judgements.load(connection, caller.tenant)
+            golden, _ = await judgements.current(connection, stored)
             hidden = set() if operator else await judgements.promoted(connection, caller.tenant)
+            # An operator is shown what is left of a question when one of its documents was deleted. Nobody else is:
+            # the question may be about that document, and who could read it is not known any more.
             judged = {
-                document_id(caller.tenant, j.source, j.external_id) for question in golden for j in question.judged
+                question.id: {document_id(caller.tenant, j.source, j.external_id) for j in question.judged}
+                for question in (golden if operator else stored)
             }
             scope = ReadScope(generation, caller.tenant, caller.tags, (), NONE)
-            readable = set(await readable_ids(connection, scope, list(judged)))
+            readable = set(await readable_ids(connection, scope, list(set[UUID]().union(*judged.values()))))
             documents = await read(connection, caller, generation, edit)
             own = await _standing(connection, caller, principal) if principal is not None else []
         questions = [
-            _Question(question)
-            for question in golden
-            if question.id not in hidden
-            and all(document_id(caller.tenant, j.source, j.external_id) in readable for j in question.judged)
+            _Question(question) for question in golden if question.id not in hidden and judged[question.id] <= readable
         ]
         return _Known(generation, [*questions, *own], documents)
 

@@ -16,7 +16,7 @@ from query.preview.model import Edit, ProposedDocument, Report
 from query.preview.overlaying import match, overlay, read
 from query.preview.preview import Previews, _ask
 from query.retrieval.overlay import OverlaidStores, Unaffected, WatchedStores
-from tests.support.query.library import Library, document
+from tests.support.query.library import Library, deletion, document
 from tests.support.query.questions import QUESTIONS
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -163,6 +163,26 @@ def reworded(text: str, generator: random.Random) -> str:
 async def ranking(library: Library, tenant: str, question: str) -> list[str]:
     outcome = await library.search.search(question, await library.caller(tenant, "staff"), top=10)
     return [f"{r.passage.external_id} {r.text}" for r in outcome.results]
+
+
+async def test_a_question_about_a_secret_is_not_shown_once_the_secret_was_deleted(
+    library: Library, tenant: str
+) -> None:
+    """It was also judged for a document that everybody may read, which was all that was left of it."""
+    secret = document("layoffs.md", "# Layoffs\n\nJane has to go in May.", tenant=tenant, acl_tags=["board"])
+    await library.put(document("leave.md", LEAVE, tenant=tenant, acl_tags=["staff", "board"]), secret)
+    text = "How many days of leave does Jane have before she has to go?"
+    judged = Judged("wiki", "leave.md", "thirty days of leave"), Judged("wiki", "layoffs.md", "has to go in May")
+    await ask(library, tenant, text, *judged)
+    edit = changed("leave.md", "# Leave\n\nUnused leave expires in March.")
+    assert (await preview(library, tenant, edit)).questions == 0
+    assert (await preview(library, tenant, edit, tag="board")).questions == 1
+    await library.put(secret.model_copy(update={"version": secret.version + 1, "content": "# Layoffs\n\nNobody."}))
+    assert (await preview(library, tenant, edit)).questions == 0, "the words that were judged are gone"
+    await library.put(deletion(secret.model_copy(update={"version": secret.version + 2})))
+    assert (await preview(library, tenant, edit)).questions == 0
+    shown = await previews(library).preview(Edit("wiki", (edit,)), await library.caller(tenant, "staff"), operator=True)
+    assert [finding.question for finding in shown.findings] == [text]
 
 
 async def test_a_preview_ranks_as_the_index_does_once_the_edit_is_published(library: Library, tenant: str) -> None:
