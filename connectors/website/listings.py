@@ -5,9 +5,10 @@ The library for feeds that most programs use needs a package that exists only as
 
 from __future__ import annotations
 
+import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urldefrag, urljoin, urlsplit
 
@@ -18,6 +19,14 @@ from pipeline.core.retry import http_date
 
 MAX_LISTING_BYTES = 50 * 1024 * 1024
 """The largest sitemap that the protocol permits, uncompressed."""
+MAX_PAGES, MAX_SITEMAPS = 1_000_000, 1_000
+MAX_ELEMENTS, MAX_ENTRY_ELEMENTS = 2_000_000, 10_000
+"""The elements of a listing and those of an entry, or of what stands between two of them. The protocol permits 50,000
+pages; each may have alternatives in other languages."""
+MAX_ELEMENT_BYTES = 2 * 1024 * 1024
+"""The longest tag or text."""
+MAX_LINE_CHARACTERS = 10_000
+PIECE_BYTES = 64 * 1024
 MAX_URL_CHARACTERS = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000."""
 _GZIP = b"\x1f\x8b"
@@ -50,46 +59,26 @@ class Listing:
     sitemaps: list[str] = field(default_factory=list)
     """Further sitemaps."""
 
+    def exceeds(self, most: int) -> bool:
+        """Return whether it has more pages than that, or more than MAX_SITEMAPS sitemaps."""
+        return len(self.pages) > most or len(self.sitemaps) > MAX_SITEMAPS
 
-def parse(body: bytes, url: str) -> Listing:
+
+def parse(body: bytes, url: str, most: int = MAX_PAGES) -> Listing:
     """Parse a sitemap, an index of sitemaps, a feed, or a list of addresses in plain text, each of them perhaps with
-    gzip. url: its address, for relative ones. Raises BadListing."""
+    gzip. url: its address, for relative ones. most: with more pages or MAX_SITEMAPS sitemaps the rest is not read.
+    Raises BadListing. Law: it takes little more memory than the body and what it returns."""
     body = _unpacked(body).lstrip(b"\xef\xbb\xbf \t\r\n")  # XML must begin with its declaration
     if not body:
         raise BadListing("is empty")
     if not body.startswith((b"<", *_UTF_16)):
-        return _plain(body, url)
+        return _plain(body, url, most)
     try:
-        root = _tree(body, url)
+        return _read(body, url, most)
     except etree.XMLSyntaxError as error:
         if re.match(rb"(?i)\s*(<!doctype html|<html)", body[:1_000]):
             raise BadListing("is an HTML page") from error
         raise BadListing("is not valid XML") from error
-    listing = Listing()
-    match _kind(root):
-        case "urlset":
-            for entry in _children(root, "url"):
-                _add(listing, url, _text(entry, "loc"), _text(entry, "lastmod"))
-        case "sitemapindex":
-            for entry in _children(root, "sitemap"):
-                if location := normalised(_text(entry, "loc") or entry.text, url):
-                    listing.sitemaps.append(location)
-        case "rss" | "rdf":
-            for item in root.iter("{*}item", "item"):
-                link = _text(item, "link") or _permalink(item)
-                _add(listing, item.base or url, link, _moment(_text(item, "pubDate")) or _text(item, "date"))
-        case "feed":
-            for entry in _children(root, "entry"):
-                links = (link for link in _children(entry, "link") if link.get("rel", "alternate") == "alternate")
-                link = next(links, None)
-                base, location = (entry.base, _text(entry, "id")) if link is None else (link.base, link.get("href"))
-                moments = (_text(entry, name) for name in _ATOM_MOMENTS)
-                _add(listing, base or url, location, next(filter(None, moments), None))
-        case "html":
-            raise BadListing("is an HTML page")
-        case _:
-            raise BadListing("is XML, but neither a sitemap nor a feed")
-    return listing
 
 
 def normalised(location: str | None, base: str) -> str | None:
@@ -110,10 +99,10 @@ def normalised(location: str | None, base: str) -> str | None:
     return url if len(url) <= MAX_URL_CHARACTERS and url.isprintable() else None
 
 
-def _plain(body: bytes, url: str) -> Listing:
+def _plain(body: bytes, url: str, most: int) -> Listing:
     listing = Listing()
-    lines = body.decode("utf-8-sig", "replace").splitlines()
-    for line in lines:
+    lines = io.TextIOWrapper(io.BytesIO(body), "utf-8-sig", "replace")
+    while (line := lines.readline(MAX_LINE_CHARACTERS)) and not listing.exceeds(most):
         if line.strip() and not re.match(r"https?://", line.strip()):
             raise BadListing("is neither XML nor a list of addresses")
         _add(listing, url, line, None)
@@ -136,35 +125,117 @@ def _unpacked(body: bytes) -> bytes:
     return bytes(unpacked)
 
 
-def _tree(body: bytes, url: str) -> etree._Element:
-    """Parse XML, with mistakes after which nothing is missing. Raises XMLSyntaxError."""
+def _read(body: bytes, url: str, most: int) -> Listing:
+    """Read XML, with mistakes after which nothing is missing. Raises XMLSyntaxError and BadListing."""
     try:
-        return etree.fromstring(body, _parser(), base_url=url)
+        return _Reader(url, most).read(body)
     except etree.XMLSyntaxError:
-        lenient = _parser(recover=True)
-        root = etree.fromstring(body, lenient, base_url=url)
-        if root is None:
+        lenient = _Reader(url, most, recover=True)
+        listing = lenient.read(body)
+        harmless = _HARMLESS_IN_FEEDS if lenient.kind in _FEEDS else _HARMLESS
+        if lenient.kind == "" or any(entry.type not in harmless for entry in lenient.mistakes):
             raise
-        harmless = _HARMLESS_IN_FEEDS if _kind(root) in _FEEDS else _HARMLESS
-        if any(entry.type not in harmless for entry in lenient.error_log):
-            raise
-        return root
+        return listing
 
 
-def _kind(root: etree._Element) -> str:
-    return str(etree.QName(root).localname).lower()
+class _Reader:
+    """Reads XML in pieces, and keeps no element longer than the entry that it is in."""
+
+    def __init__(self, url: str, most: int, *, recover: bool = False) -> None:
+        self._url = url
+        self._most = most
+        self._parser = etree.XMLPullParser(
+            ("start", "end"),
+            base_url=url,
+            resolve_entities=False,
+            load_dtd=False,
+            no_network=True,
+            huge_tree=False,
+            remove_comments=True,
+            remove_pis=True,
+            recover=recover,
+        )
+        self._listing = Listing()
+        self._open: list[etree._Element] = []
+        self._entry: etree._Element | None = None
+        self._elements = self._held = 0
+        self.kind = ""
+        """The name of the root element."""
+
+    @property
+    def mistakes(self) -> Sequence[etree._LogEntry]:
+        return list(self._parser.feed_error_log)
+
+    def read(self, body: bytes) -> Listing:
+        """Raises XMLSyntaxError and BadListing."""
+        event_at = 0
+        for start in range(0, len(body), PIECE_BYTES):
+            if start - event_at > MAX_ELEMENT_BYTES:  # a tag of very many attributes takes fifty times as much memory
+                raise BadListing("has an element that is too long")
+            self._parser.feed(body[start : start + PIECE_BYTES])
+            for event, element in self._parser.read_events():
+                event_at = start
+                self._begin(element) if event == "start" else self._end(element)
+            if self._listing.exceeds(self._most):
+                return self._listing
+        self._parser.close()
+        return self._listing
+
+    def _begin(self, element: etree._Element) -> None:
+        if not self._open:
+            self.kind = _name(element)
+            if self.kind == "html":
+                raise BadListing("is an HTML page")
+            if self.kind not in _ENTRIES:
+                raise BadListing("is XML, but neither a sitemap nor a feed")
+        elif self._entry is None and _name(element) == _ENTRIES[self.kind]:
+            self._entry = element
+        self._open.append(element)
+        self._elements += 1
+        self._held += 1
+        if self._elements > MAX_ELEMENTS or self._held > MAX_ENTRY_ELEMENTS:
+            raise BadListing("has too many elements")
+
+    def _end(self, element: etree._Element) -> None:
+        self._open.pop()
+        if element is self._entry:
+            _ADD[self.kind](self._listing, element, self._url)
+            self._entry = None
+        if self._entry is None and self._open:
+            element.clear(keep_tail=False)
+            self._open[-1].remove(element)
+            self._held = len(self._open)
 
 
-def _parser(*, recover: bool = False) -> etree.XMLParser:
-    return etree.XMLParser(
-        resolve_entities=False,
-        load_dtd=False,
-        no_network=True,
-        huge_tree=False,
-        remove_comments=True,
-        remove_pis=True,
-        recover=recover,
-    )
+def _add_page(listing: Listing, entry: etree._Element, url: str) -> None:
+    _add(listing, url, _text(entry, "loc"), _text(entry, "lastmod"))
+
+
+def _add_sitemap(listing: Listing, entry: etree._Element, url: str) -> None:
+    if location := normalised(_text(entry, "loc") or entry.text, url):
+        listing.sitemaps.append(location)
+
+
+def _add_item(listing: Listing, item: etree._Element, url: str) -> None:
+    link = _text(item, "link") or _permalink(item)
+    _add(listing, item.base or url, link, _moment(_text(item, "pubDate")) or _text(item, "date"))
+
+
+def _add_entry(listing: Listing, entry: etree._Element, url: str) -> None:
+    links = (link for link in _children(entry, "link") if link.get("rel", "alternate") == "alternate")
+    link = next(links, None)
+    base, location = (entry.base, _text(entry, "id")) if link is None else (link.base, link.get("href"))
+    moments = (_text(entry, name) for name in _ATOM_MOMENTS)
+    _add(listing, base or url, location, next(filter(None, moments), None))
+
+
+_ENTRIES = {"urlset": "url", "sitemapindex": "sitemap", "rss": "item", "rdf": "item", "feed": "entry"}
+"""The name of an entry, by that of the root element."""
+_ADD = {"urlset": _add_page, "sitemapindex": _add_sitemap, "rss": _add_item, "rdf": _add_item, "feed": _add_entry}
+
+
+def _name(element: etree._Element) -> str:
+    return str(etree.QName(element).localname).lower()
 
 
 def _children(element: etree._Element, name: str) -> Iterator[etree._Element]:

@@ -22,7 +22,7 @@ from connectors.files import may_hold_text, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
 from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
 from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, system_resolver
-from connectors.website.listings import MAX_LISTING_BYTES, BadListing, Listing, normalised, parse
+from connectors.website.listings import MAX_LISTING_BYTES, MAX_SITEMAPS, BadListing, Listing, normalised, parse
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, head_of
 from pipeline.core.errors import Misconfigured, PenstockError
@@ -34,7 +34,6 @@ PAGE_LISTED = 100
 MAX_ROBOTS_BYTES = 512_000
 """As much as RFC 9309 asks a crawler to read at least."""
 MAX_CRAWL_DELAY_SECONDS = 30.0
-MAX_SITEMAPS = 1_000
 MAX_CANONICAL_HOPS = 10
 """Longer chains of copies are not followed: their pages are documents."""
 FEED_PAGES = "feed-pages"
@@ -168,7 +167,7 @@ class Website(SmallSource):
     async def _listing(self, url: str, failed: dict[str, str]) -> Listing | None:
         try:
             fetched = await self._request(url, max_bytes=MAX_LISTING_BYTES)
-            return await asyncio.to_thread(parse, fetched.body, fetched.url)
+            return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages)
         except BadListing as error:
             failed[url] = f"{error}: name the address of a sitemap or a feed"
         except PenstockError as error:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 
 import pytest
 
-from connectors.website.listings import MAX_LISTING_BYTES, BadListing, normalised, parse
+from connectors.website.listings import (
+    MAX_ELEMENTS,
+    MAX_ENTRY_ELEMENTS,
+    MAX_LISTING_BYTES,
+    BadListing,
+    normalised,
+    parse,
+)
 from connectors.website.page import Head, head_of
 
 BASE = "https://docs.example.com/sitemap.xml"
@@ -165,6 +174,56 @@ def test_a_date_beyond_all_calendars_is_taken_as_it_is() -> None:
 def test_anything_else_is_refused_and_never_an_empty_listing(body: bytes, says: str) -> None:
     with pytest.raises(BadListing, match=says):
         parse(body, BASE)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<urlset>" + b"<a/>" * MAX_ELEMENTS + b"</urlset>", "too many elements"),
+        (b"<urlset><url>" + b"<a/>" * MAX_ENTRY_ELEMENTS + b"</url></urlset>", "too many elements"),
+        (b"<rss><channel>" + b"<a><b/>" * MAX_ENTRY_ELEMENTS + b"</channel></rss>", "too many elements|not valid"),
+        (b"<urlset><a " + b"".join(b"a%d='' " % n for n in range(300_000)) + b"/></urlset>", "is too long"),
+    ],
+    ids=["many", "within an entry", "nested", "attributes"],
+)
+def test_a_listing_of_very_many_elements_or_attributes_is_refused(body: bytes, says: str) -> None:
+    """Packed, it has some kilobytes; as a tree, it took gigabytes in the process of all connectors."""
+    with pytest.raises(BadListing, match=says):
+        parse(gzip.compress(body), BASE)
+
+
+@pytest.mark.parametrize(
+    ("begin", "entry", "end"),
+    [
+        ("<urlset>", "<url><loc>/{}</loc><!-- --><a b='c'/></url>\n", "</urlset>"),
+        ("<rss><channel>", "<item><link>/{}</link><description>x</description></item>\n", "</channel></rss>"),
+        ("<feed>", "<entry><link href='/{}'/></entry>\n", "</feed>"),
+        ("", "https://docs.example.com/{}\n", ""),
+    ],
+)
+def test_a_long_listing_takes_little_memory_and_is_read_up_to_the_most_pages(begin: str, entry: str, end: str) -> None:
+    body = (begin + "".join(map(entry.format, range(30_000))) + end).encode()
+    pages = parse(body, BASE).pages
+    assert (len(pages), list(pages)[-1]) == (30_000, "https://docs.example.com/29999")
+    assert 100 < len(parse(body, BASE, 100).pages) < 30_000
+
+
+MEASURE = """
+import resource
+from connectors.website.listings import parse
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+body = b"<urlset>" + b"<a/>" * 1_000_000 + b"<url><loc>https://docs.example.com/a</loc></url></urlset>"
+before = peak()
+assert len(parse(body, "https://docs.example.com/").pages) == 1
+print((peak() - before) // 1024)
+"""
+
+
+def test_elements_are_dropped_as_they_are_read() -> None:
+    """The tree of this listing takes 120 MiB."""
+    grown = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, check=True, text=True).stdout
+    assert int(grown) < 60, grown
 
 
 def test_entities_are_not_expanded_and_no_file_is_read() -> None:
