@@ -630,6 +630,46 @@ async def test_error_messages_quote_no_other_tenants_text_to_a_bound_reader(plac
         await dropped(place, name)
 
 
+def estimates(plan: Any) -> list[tuple[str, float]]:
+    here = [(str(plan["Node Type"]), float(plan["Plan Rows"]))]
+    return here + [row for below in plan.get("Plans", []) for row in estimates(below)]
+
+
+async def test_estimates_of_a_bound_reader_tell_nothing_about_other_tenants_texts(place: Place) -> None:
+    """They had the number of titles between two words, from the statistics of all tenants."""
+    await place.library.execute(
+        "INSERT INTO documents (id, tenant, source, external_id, seq, version, observed_at, access_id, title)"
+        " SELECT gen_random_uuid(), %s, 'hr', 'dismissal ' || n, n, 1, now(), (SELECT min(id) FROM access_sets),"
+        " 'dismissal ' || n FROM generate_series(1, 3000) n",
+        OTHER,
+    )
+    name = f"team_{uuid4().hex[:8]}"
+    dsn = await bound(place, name, HELD)
+    try:
+        await place.library.execute("ANALYZE")
+        async with connected(dsn) as connection:
+            for way in ("indexscan", "indexonlyscan", "bitmapscan", "nestloop", "hashjoin", "mergejoin"):
+                await connection.execute(f"SET enable_{way} = off".encode())
+
+            async def seen(view: str, condition: str) -> list[tuple[str, float]]:
+                statement = f"EXPLAIN (FORMAT JSON) SELECT FROM tenant_readers.{view} WHERE {condition}"
+                [(plan,)] = await (await connection.execute(statement.encode())).fetchall()
+                return estimates(plan[0]["Plan"])
+
+            for view, columns in (
+                ("documents", "title external_id source source_url author tenant"),
+                ("chunks", "text title external_id source source_url tenant"),
+            ):
+                for column in columns.split():
+                    among = await seen(view, f"{column} >= 'dismissal 1' AND {column} < 'dismissal 3'")
+                    assert among == await seen(view, f"{column} >= 'xxx' AND {column} < 'xxy'"), (view, column)
+                    equal = await seen(view, f"{column} = '{OTHER}'")
+                    assert equal == await seen(view, f"{column} = 'xxx'"), (view, column)
+    finally:
+        await dropped(place, name)
+        await place.library.execute("DELETE FROM documents WHERE source = 'hr' AND tenant = %s", OTHER)
+
+
 async def test_bind_reader_requires_a_tenant_and_a_role_that_does_not_see_all_tenants(place: Place) -> None:
     name = f"team_{uuid4().hex[:8]}"
     await bound(place, name, None)
