@@ -361,8 +361,7 @@ class Work:
                 "messages sent before expire with the topic's retention",
             )
             for topic, ms in sorted(retention_by_topic.items())
-            if ms >= 0
-            and (topic in of_people if forgot == "person" else topic != CONVERSATIONS.name or forgot == "tenant")
+            if ms >= 0 and (forgot != "person" or topic in of_people)
         ]
         if forgot != "document":
             why = "the topic is compacted: names and tombstones are removed about a day after the next compaction"
@@ -419,6 +418,9 @@ class Work:
                 else ", until the connectors worker next cleans up"
             )
             remains.append(_left("the connectors' folder: clones", None, why))
+            if forgot == "document":
+                why = "a source may remember its name until it reads everything again, and git after that"
+                remains.append(_left("Postgres connector_memory", None, why))
             until = now + timedelta(seconds=self.settings.webhooks.keep_seconds)
             why = "external ids in the news of the withdrawal, until the receivers of webhooks take it"
             remains.append(_left("Postgres webhook_deliveries", until, why))
@@ -468,6 +470,8 @@ class Work:
                         connection, tenant, source, ids, [named[i] for i in ids], passages
                     )
                     self.erased.update({f"postgres {table}": count for table, count in counts.items()})
+        if ids:  # again: an answer may have been recorded while the rows were erased, and before that could be seen
+            await self._erase_answers(tenant, await self._made_from(tenant, ids))
         await self._entries(ids)
         return len(ids)
 
@@ -480,12 +484,23 @@ class Work:
         names: Sequence[str],
         chunks: Sequence[UUID],
     ) -> dict[str, int]:
-        from pipeline.conversations.record import Conversations
-        from pipeline.embedding.tokens import byte_pairs
         from pipeline.ledger.personal import erase
-        from pipeline.observability.metrics import Metrics
 
-        made_from = await self._all(
+        made_from = await self._made_from(tenant, ids)
+        await self._erase_answers(tenant, made_from)
+        scope = _scope(
+            tenant,
+            source=source,
+            ids=list(ids),
+            names=list(names),
+            chunks=list(chunks),
+            answers=made_from,
+        )
+        return await erase(connection, "document", scope)
+
+    async def _made_from(self, tenant: str, ids: Sequence[UUID]) -> list[UUID]:
+        """The answers that were made from these documents."""
+        rows = await self._all(
             " UNION ".join(
                 f"SELECT answer_id FROM {table} WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]"  # noqa: S608 — names listed here
                 for table in ("answer_reviews", "answer_provenance", "conversation_provenance")
@@ -493,21 +508,20 @@ class Work:
             tenant=tenant,
             ids=list(ids),
         )
-        scope = _scope(
-            tenant,
-            source=source,
-            ids=list(ids),
-            names=list(names),
-            chunks=list(chunks),
-            answers=[answer for (answer,) in made_from],
-        )
+        return [answer for (answer,) in rows]
+
+    async def _erase_answers(self, tenant: str, answers: Sequence[UUID]) -> None:
+        """Erase the pairs of all conversations that were recorded with these answers."""
+        from pipeline.conversations.record import Conversations
+        from pipeline.embedding.tokens import byte_pairs
+        from pipeline.observability.metrics import Metrics
+
         count = byte_pairs().count
         conversations = Conversations(
             self.pool, None, lambda texts: count(texts), Metrics(), self.settings.conversations
         )
-        if pairs := await conversations.erase(scope.tenant, scope.answers):
+        if pairs := await conversations.erase(tenant, answers):
             self.erased["postgres conversation_pairs"] += pairs
-        return await erase(connection, "document", scope)
 
     async def _erase(self, subject: Subject, scope: Scope) -> None:
         from pipeline.ledger.personal import erase

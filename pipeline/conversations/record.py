@@ -144,6 +144,10 @@ class Conversations(FinalStage):
         named |= {mention.answer_id for mention in mentions if mention.answer_id is not None}
         await tables.add_mentions(connection, who, mentions)
         await tables.settle_provenance(connection, who, named)  # of a mention that is said twice the newer one counts
+        if named and (erased := await tables.erased_answers(connection, who, named)):
+            gone = await tables.erase_answers(connection, who, erased)
+            before |= await tables.times(connection, who, gone)
+            touched |= gone
         after = await tables.first_mentions(connection, who, touched)
         if (place := first_change(before, after)) is not None:
             await tables.settle_pairs(connection, who, touched)

@@ -258,6 +258,16 @@ async def members_answered(connection: Connection, tenant: str, answers: Collect
     return [Member(tenant, member) for (member,) in await cursor.fetchall()]
 
 
+async def erased_answers(connection: Connection, who: Member, answers: Collection[UUID]) -> set[UUID]:
+    """Those of these answers that were made from a document that was erased since."""
+    cursor = await connection.execute(
+        "SELECT answer_id FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND EXISTS"
+        " (SELECT FROM documents d WHERE d.id = ANY(a.documents) AND d.erased_at IS NOT NULL)",
+        [who.tenant, list(answers)],
+    )
+    return {answer_id for (answer_id,) in await cursor.fetchall()}
+
+
 async def erase_answers(connection: Connection, who: Member, answers: Collection[UUID]) -> set[bytes]:
     """Remove every mention of the pairs that were recorded as one of these answers; returns the pairs' digests."""
     cursor = await connection.execute(

@@ -175,12 +175,13 @@ PLACES: tuple[Place, ...] = (
         age=Age(
             "deleted_days",
             f"WITH erased AS (UPDATE documents SET {ERASED} WHERE id IN (SELECT id FROM documents d"
-            f" WHERE {_aged('deleted_at')}"
-            " AND erased_at IS NULL AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s"
-            " WHERE s.document_id = d.id AND s.seq < s.want_seq AND s.generation IN"
+            f" WHERE {_aged('deleted_at')} AND erased_at IS NULL AND announced_seq >= seq AND NOT EXISTS"
+            " (SELECT FROM index_state s WHERE s.document_id = d.id AND s.seq < s.want_seq AND s.generation IN"
             " (SELECT name FROM generations WHERE state <> 'retired'))"
-            " ORDER BY deleted_at LIMIT %(most)s FOR UPDATE SKIP LOCKED) RETURNING id), events AS (DELETE FROM"
-            " document_events e USING erased WHERE e.document_id = erased.id) SELECT FROM erased",
+            " ORDER BY deleted_at LIMIT %(most)s FOR UPDATE SKIP LOCKED) RETURNING id),"
+            " events AS (DELETE FROM document_events e USING erased WHERE e.document_id = erased.id)"
+            " SELECT erased.id FROM erased,"
+            " (SELECT erase_standing_answers(array_agg(id)) FROM erased HAVING count(*) > 0) answers",
         ),
     ),
     Place(

@@ -331,7 +331,7 @@ class _Answering:
         return answer
 
     async def _record(self, answer: Answer, passages: Sequence[NumberedPassage]) -> bool:
-        """Put the answer into the review queue. False if that fails; the answer does not wait for an outage."""
+        """Put the answer into the review queue. False if it is not there; the answer does not wait for an outage."""
         pool, history = self.answers._pool, self.material.history
         if pool is None:
             return False
@@ -339,11 +339,10 @@ class _Answering:
         private = of_conversation or (history is not None and bool(history.pieces))
         try:
             with self.steps.step("review"):
-                await enqueue(pool, self.caller.tenant, self.typed, answer, passages, private=private)
+                return await enqueue(pool, self.caller.tenant, self.typed, answer, passages, private=private)
         except PenstockError as error:
             _log.warning("review_not_recorded", error=str(error))
             return False
-        return True
 
     # Without a model
 

@@ -57,6 +57,16 @@ class ReviewEntry:
     """The numbers of ratings."""
 
 
+_RECORD = """
+    INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents, chunks,
+        answer, unsupported)
+    SELECT %(id)s, %(tenant)s, %(question)s, %(mode)s, %(model)s, %(support)s, %(density)s, %(reasons)s, %(documents)s,
+        %(chunks)s, %(answer)s, %(unsupported)s
+    WHERE NOT EXISTS (SELECT FROM documents d WHERE d.id = ANY(%(documents)s::uuid[]) AND d.deleted_at IS NOT NULL)
+    ON CONFLICT (answer_id) DO NOTHING
+"""
+
+
 async def record(
     connection: Connection,
     tenant: str,
@@ -65,29 +75,27 @@ async def record(
     shown: Sequence[NumberedPassage],
     *,
     private: bool,
-) -> None:
+) -> bool:
     """Put an answer into the queue. shown: every passage that the model read, cited or not. private: the answer used a
-    member's own history, so its text is not stored. Raises psycopg.Error."""
+    member's own history, so its text is not stored. False: a document was deleted while the answer was written, and its
+    erasure may have passed already. Raises psycopg.Error."""
     ordered = sorted(shown, key=lambda p: p.n)
-    await connection.execute(
-        "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
-        " chunks, answer, unsupported) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        " ON CONFLICT (answer_id) DO NOTHING",
-        [
-            answer.answer_id,
-            tenant,
-            question,
-            answer.mode,
-            answer.model or "",
-            answer.support,
-            answer.density,
-            list(answer.reasons),
-            list({p.result.passage.document_id for p in ordered}),
-            [p.result.passage.chunk_id for p in ordered],
-            None if private else answer.text.replace("\x00", ""),
-            None if private else list(answer.unsupported),
-        ],
-    )
+    values = {
+        "id": answer.answer_id,
+        "tenant": tenant,
+        "question": question,
+        "mode": answer.mode,
+        "model": answer.model or "",
+        "support": answer.support,
+        "density": answer.density,
+        "reasons": list(answer.reasons),
+        "documents": list({p.result.passage.document_id for p in ordered}),
+        "chunks": [p.result.passage.chunk_id for p in ordered],
+        "answer": None if private else answer.text.replace("\x00", ""),
+        "unsupported": None if private else list(answer.unsupported),
+    }
+    cursor = await connection.execute(_RECORD, values)
+    return cursor.rowcount == 1
 
 
 _WAITING = sql.SQL("""
@@ -272,9 +280,9 @@ RECORD_SECONDS = 2.0
 
 async def enqueue(
     pool: Pool, tenant: str, question: str, answer: Answer, shown: Sequence[NumberedPassage], *, private: bool
-) -> None:
+) -> bool:
     """``record`` on a connection of its own. Raises PenstockError within RECORD_SECONDS."""
     async with time_limit(RECORD_SECONDS, "Postgres"):
         with translated("the review queue"):
             async with rows_of(pool, tenant) as connection:
-                await record(connection, tenant, question, answer, shown, private=private)
+                return await record(connection, tenant, question, answer, shown, private=private)

@@ -185,8 +185,10 @@ _STORE = """
     INSERT INTO standing_questions
         (tenant, id, principal, question, request, sentences, model, generation, probe, probe_generation, is_full,
         words, names, words_floor)
-    VALUES (%(tenant)s, %(id)s, %(principal)s, %(question)s, %(request)s, %(sentences)s, %(model)s, %(generation)s,
-        %(probe)s, CASE WHEN %(probe)s::halfvec IS NOT NULL THEN %(generation)s END,
+    VALUES (%(tenant)s, %(id)s, %(principal)s, %(question)s, %(request)s,
+        CASE WHEN EXISTS (SELECT FROM documents d WHERE d.id = ANY(%(documents)s::uuid[]) AND d.deleted_at IS NOT NULL)
+            THEN '[]' ELSE %(sentences)s::jsonb END,
+        %(model)s, %(generation)s, %(probe)s, CASE WHEN %(probe)s::halfvec IS NOT NULL THEN %(generation)s END,
         %(is_full)s, %(words)s, %(names)s, %(words_floor)s)
     ON CONFLICT (tenant, id) DO UPDATE SET sentences = excluded.sentences, model = excluded.model,
         generation = excluded.generation, probe = excluded.probe, probe_generation = excluded.probe_generation,
@@ -194,6 +196,7 @@ _STORE = """
         words_floor = excluded.words_floor, asked_at = clock_timestamp()
     WHERE standing_questions.principal = excluded.principal
 """
+"""Without the sentences where a document was deleted while the answer was written: erasure may have passed already."""
 # The document's hash is stored only while the chunk is in its manifest: a change in between is noticed then.
 _STORE_PASSAGES = """
     INSERT INTO standing_passages (tenant, question_id, n, chunk_id, document_id, content_hash)

@@ -133,6 +133,22 @@ async def plant(space: Space) -> DocumentUpserted:
             NAME,
         )
         await space.execute("INSERT INTO eval_judgements VALUES (%s, 'hr', %s, '', 1)", query, judged)
+    for who, made_of in ((PERSON, []), ("ada", [id_])):
+        question = uuid4()
+        await space.execute(
+            "INSERT INTO standing_questions (tenant, id, principal, question, request, sentences, generation)"
+            " VALUES ('acme', %s, %s, %s, '{}', %s::jsonb, 'g1')",
+            question,
+            who,
+            f"Where is {NAME}?" if who == PERSON else "Who is ill?",
+            json.dumps([{"text": f"{NAME} is ill.", "cites": [1]}] if made_of else []),
+        )
+        await space.execute(
+            "INSERT INTO standing_passages (tenant, question_id, n, chunk_id, document_id)"
+            " SELECT 'acme', %s, 1, gen_random_uuid(), unnest(%s::uuid[])",
+            question,
+            made_of,
+        )
     await space.execute(
         f"INSERT INTO superseded SELECT id, 1, {OLD}, '', '', %s, NULL, NULL, NULL, NULL, '{{}}', %s FROM documents"
         " WHERE id = %s",
@@ -290,12 +306,21 @@ async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Spac
     assert output["done"]
     assert output["erased"]["postgres documents"] == 1
     left = {"Kafka documents.live.v1", "Kafka dead-letters.v1", "backups of Postgres", "Postgres webhook_deliveries"}
+    left.add("Kafka conversations.live.v1")  # with the answers that were made from it
     assert left <= {entry["where"] for entry in output["remains"] if entry["until"]}
     await space.execute(  # left by a command that was cut off
         "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('acme', 'x', %s, '{}')", [NAME]
     )
     code, output = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
     assert (code, output["already_erased"], output["erased"].get("postgres documents")) == (0, True, None)
+    [(made,)] = await space.query("SELECT answer_id FROM answer_provenance")
+    late = Pair(question="Who is ill?", answer=f"{NAME} is.", asked_at=now(), answer_id=made)
+    said = {"tenant": "acme", "source": "chat", "member": "ada", "conversation": "late"}
+    await space.publish(ConversationRecorded(**said, observed_at=now(), pairs=[late]), topic=CONVERSATIONS)
+    other = Pair(question="Who is kind?", answer="All are.", asked_at=now())
+    await space.publish(ConversationRecorded(**said, observed_at=now(), pairs=[other]), topic=CONVERSATIONS)
+    await space.until("SELECT count(*) = 1 FROM conversation_pairs WHERE member = 'ada'")
+    assert await space.query("SELECT question FROM conversation_pairs WHERE member = 'ada'") == [("Who is kind?",)]
     await space.execute(  # by a key that was removed since
         "INSERT INTO eval_queries (id, tenant, text, principals, tags, givers)"
         " VALUES (gen_random_uuid(), 'acme', 'rules', '{}', '{}', '{x}')"

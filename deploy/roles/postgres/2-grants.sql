@@ -62,7 +62,7 @@ GRANT SELECT
     TO penstock_worker, penstock_query;
 
 -- … and deleted by age, like everything else (pipeline/maintenance/retention.py).
-GRANT EXECUTE ON FUNCTION erase_by_age, erase_use_by_age TO penstock_worker;
+GRANT EXECUTE ON FUNCTION erase_by_age, erase_use_by_age, erase_standing_answers TO penstock_worker;
 
 -- `penstock why` shows what happened to one document at its source.
 GRANT SELECT

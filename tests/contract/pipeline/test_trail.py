@@ -637,7 +637,7 @@ async def test_with_a_required_trail_whose_connection_is_held_requests_are_refus
                 while trail.waiting:
                     await asyncio.sleep(0.05)
             await trail.write(record(f"{actor}4"))
-    assert {one.record.actor for one in await place.records()} >= {f"{actor}1", f"{actor}4"}
+    assert {sealed.record.actor for sealed in await place.records()} >= {f"{actor}1", f"{actor}4"}
     assert (await place.examined()).findings == []
 
 

@@ -49,7 +49,10 @@ def test_nothing_that_a_search_shows_controls_the_terminal(capsys: pytest.Captur
         **dict.fromkeys(
             ("title", "external_id", "source_url", "source", "text", "author", "source_modified_at"), HOSTILE
         ),
-        **{"ranks": {HOSTILE: 1}, "rerank_score": None, "score": 1.0, "headings": [HOSTILE]},
+        "ranks": {HOSTILE: 1},
+        "rerank_score": None,
+        "score": 1.0,
+        "headings": [HOSTILE],
         "also": [{"title": None, "external_id": HOSTILE}],
     }
     source = {"source": HOSTILE, "lags": [HOSTILE], "has_gaps": True}

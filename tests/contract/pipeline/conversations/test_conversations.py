@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import numpy as np
 import psycopg
@@ -132,6 +133,31 @@ async def test_forgetting_a_member_removes_everything_and_a_replay_restores_noth
     assert await desk.space.query("SELECT DISTINCT member FROM conversation_pairs") == [("bob",)]
     await desk.take(recorded(sent(2), observed=6))
     assert len((await desk.history()).pieces) == 1, "who speaks again begins anew"
+
+
+async def test_an_answer_that_is_recorded_after_its_document_was_erased_leaves_nothing(desk: Desk) -> None:
+    """A conversation may be recorded hours after the answer, and from Kafka again after a recovery."""
+    pairs = [sent(n) for n in range(40)]
+    secret = Sent(question="Who?", answer="canary-81d", asked_at=moment(3.5), answer_id=UUID(int=4_711))
+    others = [render(p.question, p.answer) for p in pairs]
+    document = UUID(int=815)
+    await desk.space.execute(
+        "INSERT INTO documents (id, tenant, source, external_id, seq, deleted_at, erased_at)"
+        " VALUES (%s, 'acme', 'hr', 'erased', 1, now(), NULL)",
+        document,
+    )
+    await desk.space.execute("INSERT INTO answer_provenance VALUES ('acme', %s, %s)", secret.answer_id, [document])
+    await desk.take(recorded(*pairs, secret))
+    assert any("canary-81d" in text for _, text, *_ in await desk.chunks()), "it is only deleted"
+    await desk.space.execute("UPDATE documents SET erased_at = now()")
+    for again in (recorded(*pairs, secret, observed=1), recorded(secret, conversation="other")):
+        await desk.take(again)
+        for name in TABLES:
+            rows = await desk.space.query(f"SELECT t::text FROM conversation_{name} t")
+            assert not [row for (row,) in rows if "canary" in row], name
+        assert "".join(text for _, text, *_ in await desk.chunks()).count("What about") == len(others)
+    assert await desk.member() == (tokens_of(pairs), True)
+    assert await desk.space.query("SELECT count(*) FROM conversation_provenance WHERE documents <> '{}'") == [(0,)]
 
 
 async def test_a_pair_recorded_in_two_conversations_stays_until_both_are_forgotten(desk: Desk) -> None:

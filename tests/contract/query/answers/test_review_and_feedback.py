@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -142,6 +143,23 @@ async def test_a_queued_answer_is_hidden_once_its_document_is_revoked_or_deleted
     assert (await review_queue(library, operator))[0].answer is not None
     await library.accept(access(made_of, ["board"]) if change == "revoked" else deletion(made_of))
     assert (await review_queue(library, operator))[0].answer is None
+
+
+async def test_an_answer_whose_document_was_deleted_while_it_was_written_is_not_queued(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its erasure may be over by then, and would not come again."""
+    made_of = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant)
+    await library.put(made_of)
+    recording = review.record
+
+    async def late(*arguments: Any, **fields: Any) -> bool:
+        await library.accept(deletion(made_of))
+        return await recording(*arguments, **fields)
+
+    monkeypatch.setattr(review, "record", late)
+    assert not (await answer_question(library, tenant, "staff", hallucinate=True)).review
+    assert await review_queue(library, await library.caller(tenant, "staff")) == []
 
 
 async def test_the_review_queue_and_feedback_are_hidden_from_other_tenants(library: Library, tenant: str) -> None:

@@ -10,7 +10,10 @@ import httpx
 import pytest
 
 from pipeline.ledger.personal import Scope, erase
+from pipeline.maintenance.retention import Retention
+from pipeline.runtime.settings import RetentionSettings
 from query.standing import table
+from query.standing.questions import StandingQuestions
 from tests.contract.query.http.test_http import assert_described
 from tests.support.query.http_kit import World, as_, problem, service_over
 from tests.support.query.library import access, deletion, document
@@ -186,6 +189,50 @@ async def test_an_answer_is_erased_with_a_forgotten_document_and_its_question_ca
     again = await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant))
     assert {line["change"] for line in again.json()["difference"]} == {"added"}
     assert (await show(world, tenant, id_))["state"] == "current"
+
+
+async def test_an_answer_that_was_written_while_its_document_was_forgotten_is_not_stored(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model may take a minute, and nobody would erase the answer afterwards."""
+    made = await put(world, tenant)
+    keeping = StandingQuestions.keep
+
+    async def late(*arguments: Any, **fields: Any) -> Any:
+        await _deleted(world, tenant, made)
+        async with world.library.pool.connection() as connection:
+            await erase(connection, "document", Scope(tenant, made.source, ids=[await world.id(tenant, "dam.md")]))
+        return await keeping(*arguments, **fields)
+
+    monkeypatch.setattr(StandingQuestions, "keep", late)
+    id_ = (await keep(world, tenant))["standing_id"]
+    assert await world.library.execute("SELECT sentences FROM standing_questions WHERE tenant = %s", tenant) == [([],)]
+    assert (await show(world, tenant, id_))["state"] == "erased"
+
+
+async def test_an_answer_is_erased_when_the_retention_of_its_deleted_document_is_over(
+    world: World, tenant: str
+) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    retention = Retention(world.library.pool, world.library.metrics, RetentionSettings())
+    await _deleted(world, tenant, made)
+    await retention.turn()
+    [(left,)] = await world.library.execute("SELECT sentences FROM standing_questions WHERE tenant = %s", tenant)
+    assert left, "not before its time"
+    await world.library.execute(
+        "UPDATE documents SET deleted_at = now() - interval '31 days', announced_seq = seq WHERE tenant = %s", tenant
+    )
+    await world.library.execute(
+        "UPDATE index_state SET want_seq = seq WHERE document_id IN (SELECT id FROM documents WHERE tenant = %s)",
+        tenant,
+    )
+    await retention.turn()
+    assert await world.library.execute(
+        "SELECT q.sentences, d.title FROM standing_questions q JOIN documents d USING (tenant) WHERE tenant = %s",
+        tenant,
+    ) == [([], None)]
+    assert (await show(world, tenant, id_))["state"] == "erased"
 
 
 async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World, tenant: str) -> None:
