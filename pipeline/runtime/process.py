@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
+from time import monotonic
 from typing import Any, Protocol
 
 import structlog
 
 from pipeline.core.errors import PenstockError
+from pipeline.core.retry import backoff
 from pipeline.observability import lineage, tracing
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.health import health
@@ -30,8 +32,11 @@ STOP_SECONDS = 28.0
 """The longest time from the signal to the end of the process; Kubernetes kills it after 30. Without this limit a
 library that waits for Kafka would delay the end for minutes. What is not drained by then is left to the next worker, as
 after any kill."""
-AGAIN_SECONDS = 2.0
-"""After a failure of one of several workers, until it is started again."""
+AGAIN_SECONDS, AGAIN_AT_MOST_SECONDS = 2.0, 30.0
+"""After a failure of one of several workers, until it is started again. The time doubles with each failure that
+follows: a start takes the interpreter from the others, and partitions from other processes."""
+LASTING_SECONDS = 60.0
+"""After this time, a failure follows none."""
 THREADS_A_WORKER = 8
 """Threads of the event loop's pool for each of several workers, so that none waits for those of another: the texts of
 large documents are cut there, and some lanes may do that at the same time."""
@@ -117,8 +122,9 @@ async def _run_concurrently(workers: Sequence[Worker], stop: asyncio.Event, begi
 
 async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
     """Run one of several workers, again after each failure. Raises that of its first start."""
-    has_started = False
+    has_started, failures, pause = False, 0, AGAIN_SECONDS
     while not stop.is_set():
+        began = monotonic()
         limit = threading.Timer(STOP_SECONDS, _end_anyway, [worker.name])
         limit.daemon = True
 
@@ -132,12 +138,15 @@ async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
         except Exception as error:
             if not has_started:
                 raise
+            failures = 0 if monotonic() - began > LASTING_SECONDS else failures
+            pause = backoff(failures, base=AGAIN_SECONDS, cap=AGAIN_AT_MOST_SECONDS, random=1.0)
+            failures += 1
             reason = str(error) if isinstance(error, PenstockError) else type(error.__cause__ or error).__name__
-            log.error("worker_restarts", worker=worker.name, reason=reason[:200], after_seconds=AGAIN_SECONDS)
+            log.error("worker_restarts", worker=worker.name, reason=reason[:200], after_seconds=pause)
         finally:
             limit.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(AGAIN_SECONDS):
+            async with asyncio.timeout(pause):
                 await stop.wait()
 
 

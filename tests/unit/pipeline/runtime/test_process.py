@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.core.errors import Misconfigured
 from pipeline.observability.metrics import Metrics
@@ -109,6 +110,25 @@ async def test_one_that_crashes_starts_again_while_the_other_works(monkeypatch: 
     assert not detect.drained
     await running.stopped()
     assert vectors.drained
+
+
+async def test_one_that_fails_again_and_again_takes_less_and_less_of_the_others_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was started every two seconds: each start took time of the others, and partitions from other processes."""
+    refusals = [Misconfigured("the key is refused")] * 3
+    vectors = Fake("vectors", starts=[None, *refusals])
+    running = Running(monkeypatch, Fake("detect"), vectors)
+    await running.until(lambda: running.is_ready())
+    with capture_logs() as logs:
+        vectors.fails.set()
+        await running.until(lambda: vectors.started == 2 and running.is_ready())
+        monkeypatch.setattr(process, "LASTING_SECONDS", 0.0)
+        vectors.fails.set()
+        await running.until(lambda: vectors.started == 3 and running.is_ready())
+    pauses = [line["after_seconds"] for line in logs if line["event"] == "worker_restarts"]
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.01]
+    await running.stopped()
 
 
 async def test_a_first_start_that_fails_ends_the_process_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
