@@ -50,7 +50,7 @@ ENTRY_CLIENT_SECONDS_PER_DIMENSION = 2.8e-7
 """Processor time of a keywords worker to send an entry's vector (sized)."""
 SHARD_SECONDS, SHARD_SECONDS_PER_DIMENSION = 0.013, 6.5e-6
 """Processor time of a search for the nearest vectors in one shard (sized; by a Java without vector instructions, among
-a few thousand entries, of which it looks at 2,000: pipeline.stores.dense)."""
+a few thousand entries, of which it looked at 2,000, as each of three shards does: pipeline.stores.dense)."""
 MAX_HEAP_GB = 31
 """The largest heap of an Elasticsearch node; never more than half of its memory: Elastic's own advice. The rest caches
 files."""

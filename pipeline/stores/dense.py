@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,11 +24,14 @@ if TYPE_CHECKING:  # importing it takes 0.1 s, which keywords workers need not s
 
 DECIMALS = 6
 """Digits after the point with which a vector is sent. The rounding of a halfvec near 0.03 is ten times as large."""
-CANDIDATES = 2_000
-"""The least number of candidates that each shard collects in its graph, by quantised vectors. On 5,000 synthetic
-passages of 384 dimensions, 300 candidates had .90 of the ten nearest, 1,000 had .99, and 2,000 had all of them."""
+CANDIDATES = 6_000
+"""The least number of candidates that all shards together collect in their graphs, by quantised vectors. How many of
+the nearest are found follows from this sum, whatever the number of shards, except that one shard finds no more with
+more than 3,333, of which it compares OVERSAMPLE times as many by their whole vectors (docs/performance.md)."""
 MAX_CANDIDATES = 10_000
-"""The most that Elasticsearch allows."""
+"""The most that Elasticsearch allows for each shard."""
+_shards: dict[str, int] = {}
+"""By index, into how many shards it is divided, according to its last response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ async def nearest(
 ) -> list[Near]:
     """The ``limit`` entries that are nearest to a vector among those that pass all conditions and none of ``excluded``,
     nearest first. Fewer: there are no more. The graph is filtered while it is walked; where few entries pass,
-    Elasticsearch compares all of them. Raises Retryable or Misconfigured."""
+    Elasticsearch compares all of them. The first search of an index treats it as one shard. Raises Retryable or
+    Misconfigured."""
     with translated(f"search {generation.keyword_index}"):
         answer = await es.search(
             index=generation.keyword_index,
@@ -64,7 +69,7 @@ async def nearest(
                 "field": VECTOR,
                 "query_vector": encoded(vector),
                 "k": limit,
-                "num_candidates": min(MAX_CANDIDATES, max(CANDIDATES, 2 * limit)),
+                "num_candidates": candidates_a_shard(_shards.get(generation.keyword_index, 1), limit),
                 "filter": {"bool": {"filter": list(conditions), "must_not": list(excluded)}},
             },
             size=limit,
@@ -72,7 +77,13 @@ async def nearest(
             track_total_hits=False,
             allow_partial_search_results=False,
         )
+    _shards[generation.keyword_index] = answer["_shards"]["total"]
     return [
         Near(UUID(hit["_id"]), UUID(hit["_source"]["document_id"]), 2 * hit["_score"] - 1)
         for hit in answer["hits"]["hits"]
     ]
+
+
+def candidates_a_shard(shards: int, limit: int) -> int:
+    """How many candidates each shard collects, so that all of them collect CANDIDATES."""
+    return min(MAX_CANDIDATES, max(ceil(CANDIDATES / shards), 2 * limit))
