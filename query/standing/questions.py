@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from uuid import UUID, uuid4
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -55,6 +56,8 @@ class StandingQuestions:
         self._settings = settings
         self._most = most
         self._seconds = ledger_seconds
+        self._keeping: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By tenant and principal, where a question is just kept: others are counted after it."""
 
     async def check_room(self, tenant: str, principal: str, question: Question) -> None:
         """Raises BadQuery where the principal may keep no further question, or not this one."""
@@ -99,7 +102,8 @@ class StandingQuestions:
             is_full=material.is_full,
             coverage=self._settings.coverage_floor,
         )
-        async with self._ledger(caller.tenant) as connection:
+        keeping = self._keeping.setdefault((caller.tenant, principal), asyncio.Lock())
+        async with keeping, self._ledger(caller.tenant) as connection:
             made = None
             if vector is not None:
                 made = await probe(

@@ -103,12 +103,6 @@ async def rows(connection: Connection, tenant: str, principal: str, *, id_: UUID
 
 
 async def count(connection: Connection, tenant: str, principal: str) -> int:
-    """The principal's standing questions. Until the transaction ends, others that count them wait, where there is one:
-    who asks for many at once has no more room. Of the first ones, as many may be kept at once as are asked at once."""
-    await connection.execute(
-        "SELECT FROM standing_questions WHERE tenant = %s AND principal = %s ORDER BY stored_at, id LIMIT 1 FOR UPDATE",
-        [tenant, principal],
-    )
     cursor = await connection.execute(
         "SELECT count(*) FROM standing_questions WHERE tenant = %s AND principal = %s", [tenant, principal]
     )

@@ -308,7 +308,7 @@ async def test_questions_that_are_answered_at_once_have_no_more_room_together(
     assert len(listed) == 1
 
 
-async def test_two_processes_that_keep_a_question_at_the_same_moment_exceed_no_limit(
+async def test_two_requests_that_keep_a_question_at_the_same_moment_exceed_no_limit(
     world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both counted the questions before either had stored its own."""
