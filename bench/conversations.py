@@ -23,6 +23,7 @@ from typing import Any
 
 import structlog
 
+from bench.machine import moment
 from bench.python_docs import write
 from pipeline.embedding.choose import embedder
 from pipeline.runtime.settings import dist, load
@@ -364,7 +365,7 @@ async def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    settings, model = load(), embedder(load().embedding, dist() / "models")
+    settings, model, began = load(), embedder(load().embedding, dist() / "models"), moment()
     try:
         with tempfile.TemporaryDirectory() as made:
             write(Path(made) / "python_docs")
@@ -385,7 +386,7 @@ async def main() -> None:
                 "follow-ups, held out": await run(search, dataset, FOLLOW_UPS[1::2]),
                 "new questions": await run(search, dataset, new_questions()),
             }
-        json.dump(results, sys.stdout, indent=1)
+        json.dump({**began, "results": results}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     finally:
         await model.aclose()

@@ -82,11 +82,13 @@ def conversation_table(results: Mapping[str, Any]) -> Iterator[str]:
         " written to stand alone | recall@50 |"
     )
     yield "|---" * 7 + "|"
-    for questions, of in results.items():
+    for questions, of in results["results"].items():
         ranks = [_number(of[way]["nDCG@10"][0]) for way in WAYS]
         recall = " → ".join(_number(of[way]["recall@50"][0]) for way in WAYS[:2])
         cells = (f"{of['questions']} {questions}", str(of["taken for follow-ups"]), *ranks, recall)
         yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield _measured(results)
 
 
 def language_table(results: Mapping[str, Any]) -> Iterator[str]:
