@@ -202,9 +202,11 @@ class _Reader:
             _ADD[self.kind](self._listing, element, self._url)
             self._entry = None
         if self._entry is None and self._open:
-            element.clear(keep_tail=False)
-            self._open[-1].remove(element)
-            self._held = len(self._open)
+            # The element itself stays, with its tail: the parser may still be appending to that.
+            element.clear(keep_tail=True)
+            while (before := element.getprevious()) is not None:
+                self._open[-1].remove(before)
+            self._held = len(self._open) + 1
 
 
 def _add_page(listing: Listing, entry: etree._Element, url: str) -> None:

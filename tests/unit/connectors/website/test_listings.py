@@ -226,6 +226,30 @@ def test_elements_are_dropped_as_they_are_read() -> None:
     assert int(grown) < 60, grown
 
 
+@pytest.mark.parametrize(
+    ("begin", "between", "count", "end"),
+    [
+        (
+            "<rss><channel><title>t</title>\n",
+            "<!-- a comment -->\n",
+            5_000,
+            "<item><link>/a</link></item></channel></rss>",
+        ),
+        ("<urlset>aaaaa<url><loc>/a</loc></url>", "x" * 50 + "&amp;", 1_500, "</urlset>"),
+        ("<urlset><url><loc>/a</loc></url>", "x" * 50 + "<?pi?>", 30_000, "<url><loc>/a</loc></url></urlset>"),
+    ],
+)
+def test_text_between_elements_does_not_crash_the_process(begin: str, between: str, count: int, end: str) -> None:
+    """libxml2 goes on appending to a text that follows an element whose end it has announced."""
+    program = (
+        "from connectors.website.listings import parse\n"
+        f"body = ({begin!r} + {between!r} * {count} + {end!r}).encode()\n"
+        "for _ in range(20):\n"
+        f"    assert list(parse(body, {BASE!r}).pages) == ['https://docs.example.com/a']\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=60)
+
+
 def test_entities_are_not_expanded_and_no_file_is_read() -> None:
     bomb = "<!DOCTYPE u [<!ENTITY a 'https://docs.example.com/'><!ENTITY b SYSTEM 'file:///etc/passwd'>]>"
     listing = parse(f"{bomb}<urlset><url><loc>&a;</loc></url><url><loc>&b;</loc></url></urlset>".encode(), BASE)
