@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.model import Generation
-from pipeline.stores.elasticsearch import VECTOR, translated
+from pipeline.stores.elasticsearch import OVERSAMPLE, VECTOR, translated
 
 if TYPE_CHECKING:  # importing it takes 0.1 s, which keywords workers need not spend
     import numpy as np
@@ -25,11 +25,12 @@ if TYPE_CHECKING:  # importing it takes 0.1 s, which keywords workers need not s
 DECIMALS = 6
 """Digits after the point with which a vector is sent. The rounding of a halfvec near 0.03 is ten times as large."""
 CANDIDATES = 6_000
-"""The least number of candidates that all shards together collect in their graphs, by quantised vectors. How many of
-the nearest are found follows from this sum, whatever the number of shards, except that one shard finds no more with
-more than 3,333, of which it compares OVERSAMPLE times as many by their whole vectors (docs/performance.md)."""
+"""The number of candidates that all shards together collect in their graphs, by quantised vectors. How many of the
+nearest are found follows from this sum, whatever the number of shards (docs/performance.md)."""
 MAX_CANDIDATES = 10_000
 """The most that Elasticsearch allows for each shard."""
+MAX_OVERSAMPLED = floor(MAX_CANDIDATES / OVERSAMPLE)
+"""The most of which a shard compares OVERSAMPLE times as many by their whole vectors: with more it finds no more."""
 _shards: dict[str, int] = {}
 """By index, into how many shards it is divided, according to its last response."""
 
@@ -85,5 +86,5 @@ async def nearest(
 
 
 def candidates_a_shard(shards: int, limit: int) -> int:
-    """How many candidates each shard collects, so that all of them collect CANDIDATES."""
-    return min(MAX_CANDIDATES, max(ceil(CANDIDATES / shards), 2 * limit))
+    """How many candidates each shard collects, so that all of them collect CANDIDATES where that finds more."""
+    return min(MAX_CANDIDATES, max(min(ceil(CANDIDATES / shards), MAX_OVERSAMPLED), 2 * limit))

@@ -10,7 +10,7 @@ import pytest
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.model import Generation
-from pipeline.stores.dense import CANDIDATES, MAX_CANDIDATES, candidates_a_shard, nearest
+from pipeline.stores.dense import CANDIDATES, MAX_CANDIDATES, MAX_OVERSAMPLED, candidates_a_shard, nearest
 
 
 class Divided:
@@ -36,12 +36,19 @@ async def test_all_shards_together_collect_the_candidates_after_the_first_search
     index.shards = 6  # it was made anew
     await search()
     await search()
-    assert index.candidates == [CANDIDATES, CANDIDATES // 3, CANDIDATES // 3, CANDIDATES // 6]
+    assert index.candidates == [MAX_OVERSAMPLED, CANDIDATES // 3, CANDIDATES // 3, CANDIDATES // 6]
 
 
 @pytest.mark.parametrize(
     ("shards", "limit", "candidates"),
-    [(7, 10, 858), (1_000, 74, 148), (1, 1_000, CANDIDATES), (6, 1_000, 2_000), (1, 9_000, MAX_CANDIDATES)],
+    [
+        (7, 10, 858),
+        (1_000, 74, 148),
+        (1, 1_000, MAX_OVERSAMPLED),
+        (1, 2_000, 4_000),
+        (6, 1_000, 2_000),
+        (1, 9_000, MAX_CANDIDATES),
+    ],
 )
 def test_a_shard_collects_its_share_but_never_fewer_than_twice_the_results(
     shards: int, limit: int, candidates: int
