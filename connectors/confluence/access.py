@@ -82,7 +82,9 @@ class GroupReader:
                 if id_ not in seen
             ]
             seen.update(listed)
-            yield page(await self._read(restrictions, run))
+            for start in range(0, max(1, len(restrictions)), MAX_CONCURRENT_READS):
+                work.tags = [holders.tag for holders in restrictions[start + MAX_CONCURRENT_READS :]]
+                yield page(await self._read(restrictions[start : start + MAX_CONCURRENT_READS], run))
         work.tags = sorted(named)
         named.clear()
         for number in range(0, len(work.tags), MAX_CONCURRENT_READS):
@@ -110,20 +112,18 @@ class GroupReader:
         return _Holders(tag, label, read)
 
     async def _read(self, requests: Sequence[_Holders | None], run: _Run) -> list[Group]:
-        """Return the holders of these tags, of which MAX_CONCURRENT_READS are read at the same time. A restriction that
-        names nobody is left out."""
+        """Return the holders of these tags, read at the same time. A restriction that names nobody is left out."""
 
         async def group(request: _Holders) -> Group | None:
             readers = await run.read(request.name, request.read, tag=request.tag)
             return None if readers is None else await _group(self._site, self._options, request.tag, readers)
 
-        groups: list[Group] = []
-        named = [request for request in requests if request is not None]
-        for start in range(0, len(named), MAX_CONCURRENT_READS):
-            for read in await gather_or_cancel(*map(group, named[start : start + MAX_CONCURRENT_READS])):
-                if read is not None and (read.members or read.of or not read.tag.startswith("restriction:")):
-                    groups.append(read)
-        return groups
+        read = await gather_or_cancel(*(group(request) for request in requests if request is not None))
+        return [
+            group
+            for group in read
+            if group is not None and (group.members or group.of or not group.tag.startswith("restriction:"))
+        ]
 
     async def _restriction(self, content_id: str, included: Readers | None) -> Readers:
         return included if included is not None else await self._site.restriction(content_id)

@@ -203,6 +203,24 @@ async def test_a_listing_of_groups_continues_after_the_half_that_was_read(one: W
     assert first | rest == complete
 
 
+async def test_a_listing_of_groups_continues_after_any_of_its_pages(one: Wiki) -> None:
+    one.source = one.connect(page_size=50)
+    for n in range(40):
+        one.state.restrict(one.page(f"Restricted {n}").id, users={one.bot.account_id}, groups={f"group{n:02}"})
+        one.state.groups[f"group{n:02}"] = {one.ann.account_id}
+    pages: list[GroupPage] = []
+    await extend(pages, one.source.group_pages(None))
+    complete = {group.tag: group for page in pages for group in page.groups}
+    assert len(complete) == 1 + 2 * 40 + 1
+    assert max(len(page.groups) for page in pages) < 40
+    for n, page in enumerate(pages):
+        rest: list[GroupPage] = []
+        await extend(rest, one.connect(page_size=50).group_pages(json.loads(json.dumps(page.cursor))))
+        groups = [group for part in [*pages[: n + 1], *rest] for group in part.groups]
+        assert len(groups) == len(complete), "nothing is read twice"
+        assert {group.tag: group for group in groups} == complete
+
+
 async def test_a_group_that_fails_for_a_moment_is_read_again_without_the_others(one: Wiki) -> None:
     one.state.groups |= {f"group{n:02}": {one.bob.account_id} for n in range(20)}
     one.state.add_space("BIG", groups=set(one.state.groups), users={one.bot.account_id})
