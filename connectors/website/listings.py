@@ -237,7 +237,7 @@ _ADD = {"urlset": _add_page, "sitemapindex": _add_sitemap, "rss": _add_item, "rd
 
 
 def _name(element: etree._Element) -> str:
-    return str(etree.QName(element).localname).lower()
+    return str(element.tag).rpartition("}")[2].lower()  # QName refuses a prefix that is not declared
 
 
 def _children(element: etree._Element, name: str) -> Iterator[etree._Element]:

@@ -105,12 +105,22 @@ ITEM = "<item><link>https://docs.example.com/a</link>{}</item>"
         b"\n<?xml version='1.0' encoding='UTF-8'?><rss><channel>" + ITEM.format("").encode() + b"</channel></rss>",
         f"<rss><channel>{ITEM.format('<description>a&nbsp;b</description>')}</channel></rss>".encode(),
         f"<rss><channel>{ITEM.format('<itunes:summary>a</itunes:summary>')}</channel></rss>".encode(),
+        f"<rss><channel><itunes:explicit>no</itunes:explicit>{ITEM.format('')}</channel></rss>".encode(),
         f"<rss><channel>{ITEM.format('<title>Notícias</title>')}</channel></rss>".encode("latin-1"),
         f"<?xml version='1.0' encoding='utf-16'?><rss><channel>{ITEM.format('')}</channel></rss>".encode("utf-16"),
         f"<rss><channel>{ITEM.format('').replace('<item>', '<item><atom:link href=/rss />')}</channel></rss>".encode(),
         f"<rss><channel>{ITEM.format('').replace('<link>', '<link><!-- where -->')}</channel></rss>".encode(),
     ],
-    ids=["blank line", "HTML entity", "namespace", "encoding", "UTF-16", "second link", "comment"],
+    ids=[
+        "blank line",
+        "HTML entity",
+        "namespace",
+        "namespace of the feed",
+        "encoding",
+        "UTF-16",
+        "second link",
+        "comment",
+    ],
 )
 def test_a_feed_with_a_mistake_that_loses_nothing_is_read(feed: bytes) -> None:
     feed = feed.replace(b"<atom:link href=/rss />", b"<a:link xmlns:a='http://www.w3.org/2005/Atom' href='/rss'/>")
