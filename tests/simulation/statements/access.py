@@ -33,7 +33,7 @@ def _groups(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(k[2], row["groups"]) for k, row in tx.rows("memberships") if k[0] == tenant and k[1] in principals]
 
 
-@statement("FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id) CROSS JOIN LATERAL")
+@statement("FROM unnest(%(chunks)b::uuid[], %(documents)b::uuid[]) AS c (chunk_id, document_id) CROSS JOIN LATERAL")
 def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     results = []
     held = set(p["tags"])
