@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 from typing import ClassVar
 from urllib.parse import quote
@@ -16,8 +17,10 @@ from connectors.files import may_hold_text, temporary_file
 from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
 from connectors.objects.options import ObjectsOptions
 from connectors.objects.store import (
+    MOST_NAMES,
     AccessDenied,
     Archived,
+    FolderTooLarge,
     NotReadable,
     ObjectTooLarge,
     Store,
@@ -32,6 +35,8 @@ from pipeline.core.errors import Misconfigured
 PAGE_LISTED = 1_000
 PAGE_FOLDERS = 50
 """A page of the listing ends after so many objects, or so many folders."""
+WAITING_BYTES = 64 * 1024 * 1024
+"""The most memory for the names of folders that are not listed yet: half a million of a hundred characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,17 @@ class Broken:
     folder: str
     reason: str
     """A sentence about the file, which says how to correct it."""
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page of the listing, before the rules are read."""
+
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    unlisted: list[Unlisted] = field(default_factory=list)
+    unruled: set[str] = field(default_factory=set)
+    """Folders that have no sidecar file."""
+    folders: int = 0
 
 
 class Objects(SmallSource):
@@ -61,45 +77,58 @@ class Objects(SmallSource):
         return playing()
 
     async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
-        waiting = [""]
+        waiting, waiting_bytes = [""], sys.getsizeof("")
+        page = _Page()
         while waiting:
-            objects: dict[str, StoredObject] = {}
-            denied: list[Unlisted] = []
-            unruled: set[str] = set()
-            for _ in range(PAGE_FOLDERS):
-                if not waiting or len(objects) >= PAGE_LISTED:
-                    break
-                folder = waiting.pop()
-                try:
-                    listed = await self.blocking(self._store.list_folder, folder)
-                except AccessDenied:
-                    reason = "the store denies access to it"
-                    denied.append(Unlisted(part=f"folder {folder}", reason=reason, id_prefix=f"{folder}/"))
-                    continue
-                objects_here = {stored.path: stored for stored in listed.objects}
-                if join(folder, FILE) not in {*objects_here, *listed.links}:
-                    unruled.add(folder)
-                objects |= objects_here
-                waiting += [path for path in listed.folders if not SKIPPED.fullmatch(basename(path))]
-            policies = await self._policies({dirname(path) for path in objects}, without=unruled)
-            broken = {policy.folder: policy for policy in policies.values() if isinstance(policy, Broken)}
-            yield [
-                *denied,
-                *(
-                    Unlisted(part=f"folder {folder}", reason=policy.reason, id_prefix=f"{folder}/")
-                    for folder, policy in broken.items()
-                ),
-                *(
-                    Listed(
-                        external_id=path,
-                        acl_tags=policy.acl_tags,
-                        required_tags=policy.required_tags,
-                        revision=extracted_revision(listed_object.state),
-                    )
-                    for path, listed_object in objects.items()
-                    if isinstance(policy := policies[dirname(path)], Policy) and self._admits(listed_object, policy)
-                ),
-            ]
+            folder = waiting.pop()
+            waiting_bytes -= sys.getsizeof(folder)
+            folders_left_out = False
+            try:
+                pages = self._store.pages(folder)
+                while (part := await self.blocking(next, pages, None)) is not None:
+                    page.objects |= {stored.path: stored for stored in part.objects}
+                    if part.is_whole and join(folder, FILE) not in {*page.objects, *part.links}:
+                        page.unruled.add(folder)
+                    for path in part.folders:
+                        if SKIPPED.fullmatch(basename(path)):
+                            continue
+                        if waiting_bytes + (size := sys.getsizeof(path)) > WAITING_BYTES:
+                            folders_left_out = True
+                            continue
+                        waiting.append(path)
+                        waiting_bytes += size
+                    if len(page.objects) >= PAGE_LISTED:
+                        yield await self._listed(page)
+                        page = _Page()
+                if folders_left_out:
+                    page.unlisted.append(_unlisted(folder, "it holds too many folders: divide it"))
+            except AccessDenied:
+                page.unlisted.append(_unlisted(folder, "the store denies access to it"))
+            except FolderTooLarge:
+                page.unlisted.append(_unlisted(folder, f"it holds more than {MOST_NAMES:,} names: divide it"))
+            page.folders += 1
+            if page.folders >= PAGE_FOLDERS:
+                yield await self._listed(page)
+                page = _Page()
+        yield await self._listed(page)
+
+    async def _listed(self, page: _Page) -> Sequence[Listed | Unlisted]:
+        policies = await self._policies({dirname(path) for path in page.objects}, without=page.unruled)
+        broken = {policy.folder: policy for policy in policies.values() if isinstance(policy, Broken)}
+        return [
+            *page.unlisted,
+            *(_unlisted(folder, policy.reason) for folder, policy in broken.items()),
+            *(
+                Listed(
+                    external_id=path,
+                    acl_tags=policy.acl_tags,
+                    required_tags=policy.required_tags,
+                    revision=extracted_revision(listed_object.state),
+                )
+                for path, listed_object in page.objects.items()
+                if isinstance(policy := policies[dirname(path)], Policy) and self._admits(listed_object, policy)
+            ),
+        ]
 
     async def read(self, external_id: str) -> Entry:
         if any(name in ("", ".", "..") or SKIPPED.fullmatch(name) for name in external_id.split("/")):
@@ -109,7 +138,7 @@ class Objects(SmallSource):
         folder, name = dirname(external_id), basename(external_id)
         policy = (await self._policies([folder]))[folder]
         if isinstance(policy, Broken):
-            await self.blocking(self._store.list_folder, "")  # raises where the credentials are the reason
+            await self.blocking(self._store.check)  # raises where the credentials are the reason
             return Unreadable(external_id=external_id, code="bad_rules", message=policy.reason, acl_tags=())
         try:
             stored = await self.blocking(self._store.find, external_id)
@@ -117,7 +146,7 @@ class Objects(SmallSource):
                 return Gone(external_id)
             return await self._document(stored, policy)
         except AccessDenied:
-            await self.blocking(self._store.list_folder, "")  # raises where the credentials are the reason
+            await self.blocking(self._store.check)  # raises where the credentials are the reason
             return Unreadable(
                 external_id=external_id,
                 code="access_denied",
@@ -196,3 +225,7 @@ class Objects(SmallSource):
                 policy = Broken(folder, printable(reason))
         policies[folder] = policy
         return policy
+
+
+def _unlisted(folder: str, reason: str) -> Unlisted:
+    return Unlisted(part=f"folder {folder or '/'}", reason=reason, id_prefix=f"{folder}/" if folder else None)

@@ -6,9 +6,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,10 +28,15 @@ REFUSED = {
 """Errors of vendors' libraries, by class, that only a person can correct."""
 SFTP = ("sftp", "ssh")
 LOCAL = ("file", "local")
+S3 = ("s3", "s3a")
 WITH_LINKS = (*LOCAL, *SFTP)
 """Protocols of stores that may hold symbolic links."""
 SPECIAL = (stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISSOCK)
 COPIED_BYTES = 1024 * 1024
+PAGE = 1_000
+"""The most entries in one page of a folder; as many as S3 returns at once."""
+MOST_NAMES = 200_000
+"""The most names in a folder of a server of SFTP, which is listed at once: half a kilobyte of memory for each."""
 PREFETCHED_REQUESTS = 64
 """Requests to a server of SFTP at a time."""
 TIMEOUT_SECONDS = 60.0
@@ -54,13 +60,15 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The listing of a folder. Objects of which a name in the path is a symbolic link are not part of the store."""
+    """One page of a folder. Objects of which a name in the path is a symbolic link are not part of the store."""
 
     objects: list[StoredObject]
     folders: list[str]
     """Paths."""
     links: set[str]
     """Paths of symbolic links."""
+    is_whole: bool
+    """Whether the folder holds nothing else."""
 
 
 ARCHIVED = "InvalidObjectState"
@@ -69,6 +77,10 @@ ARCHIVED = "InvalidObjectState"
 
 class AccessDenied(Exception):
     """The store denies access to one folder or object."""
+
+
+class FolderTooLarge(Exception):
+    """A folder holds more names than are listed."""
 
 
 class Archived(AccessDenied):
@@ -100,33 +112,73 @@ class Store:
         # paramiko's client loses responses when threads share it.
         self._serial: AbstractContextManager[object] = Lock() if self._protocol in SFTP else nullcontext()
 
-    def list_folder(self, folder: str) -> Folder:
-        """List a folder. An absent one is empty; the root has to hold something, because a store does not tell an
-        empty folder from a wrong address. Raises AccessDenied for another one than the root."""
-        with self._connection() as (fs, root):
+    def pages(self, folder: str) -> Iterator[Folder]:
+        """List a folder, without the folders in it. An absent one is empty; the root has to hold something, because a
+        store does not tell an empty folder from a wrong address. Raises FolderTooLarge, and AccessDenied for another
+        one than the root."""
+        entries: Iterator[Mapping[str, Any]] | None = None
+        is_first, is_last, holds_any = True, False, False
+        while not is_last:
+            with self._connection() as (fs, root):
+                try:
+                    if entries is None:
+                        entries = self._entries(fs, _below(root, folder))
+                    page = list(islice(entries, PAGE))
+                except (FileNotFoundError, NotADirectoryError):
+                    if not is_first:  # the store says no more what else was in it
+                        raise
+                    page = []
+                except PermissionError as error:
+                    if folder:
+                        raise AccessDenied from error
+                    raise
+            is_last = len(page) < PAGE
+            listed = Folder([], [], set(), is_whole=is_first and is_last)
+            for entry in page:
+                path = str(entry["name"]).removeprefix(root).strip("/")
+                if path == folder.strip("/") or not is_readable_name(path, self._protocol):
+                    continue
+                if _is_link(entry):
+                    listed.links.add(path)
+                elif entry["type"] == "directory":
+                    listed.folders.append(path)
+                elif entry["type"] == "file":
+                    listed.objects.append(_stored(path, entry))
+            is_first, holds_any = False, bool(holds_any or listed.objects or listed.folders)
+            if is_last and not folder and not holds_any:
+                raise Retryable(
+                    f"nothing is at the {self._protocol} address: check bucket and prefix; nothing is deleted"
+                )
+            yield listed
+
+    def check(self) -> None:
+        """Raise what listing the address raises, where the credentials are the reason."""
+        with suppress(FolderTooLarge):
+            next(self.pages(""))
+
+    def _entries(self, fs: Any, path: str) -> Iterator[Mapping[str, Any]]:
+        """Describe what is in a folder, as fsspec does. Its own listings are whole, and are used only where a
+        store has no other ones."""
+        if self._protocol in LOCAL:
+            with os.scandir(path) as scanned:
+                for entry in scanned:
+                    with suppress(FileNotFoundError):
+                        yield fs.info(entry)
+        elif self._protocol in S3:
+            bucket, key, _ = fs.split_path(path)
+            where = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
+            is_truncated = True
+            while is_truncated:
+                answer = fs.call_s3("list_objects_v2", **where)
+                if is_truncated := bool(answer.get("IsTruncated")):
+                    where["ContinuationToken"] = answer["NextContinuationToken"]
+                for prefix in answer.get("CommonPrefixes", ()):
+                    yield {"name": f"{bucket}/{prefix['Prefix']}", "type": "directory"}
+                for content in answer.get("Contents", ()):
+                    yield {**content, "name": f"{bucket}/{content['Key']}", "type": "file", "size": content["Size"]}
+        else:
             fs.invalidate_cache()
-            try:
-                entries = fs.ls(_below(root, folder), detail=True)
-            except FileNotFoundError:
-                entries = []
-            except PermissionError as error:
-                if folder:
-                    raise AccessDenied from error
-                raise
-        listed = Folder([], [], set())
-        for entry in entries:
-            path = str(entry["name"]).removeprefix(root).strip("/")
-            if path == folder.strip("/") or not is_readable_name(path, self._protocol):
-                continue
-            if _is_link(entry):
-                listed.links.add(path)
-            elif entry["type"] == "directory":
-                listed.folders.append(path)
-            elif entry["type"] == "file":
-                listed.objects.append(_stored(path, entry))
-        if not folder and not listed.objects and not listed.folders:
-            raise Retryable(f"nothing is at the {self._protocol} address: check bucket and prefix; nothing is deleted")
-        return listed
+            yield from fs.ls(path, detail=True)
 
     def find(self, path: str) -> StoredObject | None:
         """Return an object, or None if there is none of this path. Raises AccessDenied."""
@@ -213,6 +265,9 @@ class Store:
                 yield connected
         except (PenstockError, AccessDenied, NotReadable, ObjectTooLarge):
             raise
+        except FolderTooLarge:
+            self._connected = None  # the rest of the listing is still being sent
+            raise
         except ImportError as error:
             raise Misconfigured(
                 f"the protocol {self._protocol} needs a package that is not installed: pip install 'penstock[objects]'"
@@ -250,6 +305,17 @@ def use_verified_sftp() -> None:
             return self.get_string().decode("utf-8", "surrogateescape")
 
     class AnyNames(paramiko.SFTPClient):
+        names = 0
+        """How many names the server has sent since the beginning of the listing."""
+
+        def _read_packet(self) -> tuple[int, bytes]:
+            kind, reply = super()._read_packet()  # type: ignore[misc]
+            if kind == CMD_NAME:
+                self.names += int.from_bytes(reply[4:8])  # after the number of the request
+                if self.names > MOST_NAMES:
+                    raise FolderTooLarge
+            return kind, reply
+
         def _request(self, t: int, *args: Any) -> tuple[int, paramiko.Message]:
             kind, reply = super()._request(t, *args)  # type: ignore[misc]
             return kind, Reply(reply.get_remainder()) if kind == CMD_NAME else reply
@@ -279,9 +345,11 @@ def use_verified_sftp() -> None:
             return {**self._decode_stat(self.ftp.lstat(path)), "name": path}
 
         def ls(self, path: str, detail: bool = False) -> Any:
+            self.ftp.names = 0
             try:
                 return super().ls(path, detail)
             except UnicodeDecodeError:
+                self.ftp.names = 0
                 path = self._strip_protocol(path)
                 return [self._decode_stat(entry, path) for entry in self.ftp.listdir_attr(path)]
 
@@ -309,7 +377,7 @@ def is_readable_name(path: str, protocol: str) -> bool:
         path.encode()
     except UnicodeEncodeError:
         return False
-    return protocol not in ("s3", "s3a") or "?versionId=" not in path
+    return protocol not in S3 or "?versionId=" not in path
 
 
 def _is_dangling(fs: Any, path: str) -> bool:

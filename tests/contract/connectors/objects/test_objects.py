@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,10 +17,14 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from connectors.declared import options
+from connectors.fakes.s3 import BUCKET, KEY, SECRET, FakeS3
+from connectors.objects import source as objects_source
+from connectors.objects import store as objects_store
 from connectors.objects.source import Objects
 from connectors.objects.store import Store, StoredObject
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.http_server import served
 from tests.support.connectors.hostile_pdfs import damaged_pdf
 from tests.support.connectors.pdf_files import pdf_of
 from tests.support.connectors.sftp_server import PASSWORD, SftpServer, sftp_server
@@ -397,6 +402,115 @@ async def test_an_object_that_grows_before_it_is_read_is_not_copied_whole(
     assert isinstance(grown, Unreadable)
     assert grown.code == "too_large"
     assert list(desk.folder.iterdir()) == []
+
+
+# Large folders
+
+
+async def test_a_sidecar_file_restricts_every_page_of_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects_store, "PAGE", 2)
+    monkeypatch.setattr(objects_source, "PAGE_LISTED", 2)
+    names = {f"board/{name}.md" for name in ("(a)", "b", "c", "d", "e", "f")}
+    for name in names:
+        desk.put(name)
+    desk.put("board/.penstock.toml", 'acl = ["board"]')
+    listed = await listing(desk.source(sidecars=True))
+    assert set(listed) == names
+    assert {tuple(entry.acl_tags) for entry in listed.values()} == {("board",)}
+
+
+@pytest.mark.parametrize("desk", ["file"], indirect=True)
+async def test_memory_does_not_grow_with_the_size_of_a_folder(desk: Desk) -> None:
+    folder = _folder_of(desk)
+    folder.mkdir(parents=True)
+    for number in range(8_000):
+        (folder / f"document-{number:06}.md").write_text("x")
+    source = desk.source()
+    tracemalloc.start()
+    try:
+        count = 0
+        async for page in source.list():
+            count += len(page)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 8_000
+    assert peak < 4_000_000, "a page takes two megabytes; all took eight"
+
+
+async def test_a_folder_of_s3_is_listed_with_one_request_for_each_page(tmp_path: Path) -> None:
+    fake = FakeS3()
+    for number in range(2_500):
+        fake.put(f"docs/{number:06}.md", b"Some text.")
+    requests: list[str] = []
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            requests.append(scope["path"])
+        await fake(scope, receive, send)
+
+    async with served(counted) as address:
+        secrets = {"key": KEY, "secret": SECRET}
+        source = Desk(f"s3://{BUCKET}/docs", tmp_path, {"endpoint_url": address}, secrets).source()
+        made, names = [], []
+        async for page in source.list():
+            made.append(len(requests))
+            names += [entry.external_id for entry in page if isinstance(entry, Listed)]
+        await source.close()
+    assert made == [1, 2, 3]
+    assert names == [f"{number:06}.md" for number in range(2_500)]
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_a_folder_that_vanishes_while_it_is_listed_is_not_listed_whole(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents of its next page would be deleted."""
+    monkeypatch.setattr(objects_store, "PAGE", 2)
+    for name in "abc":
+        desk.put(f"{name}.md")
+    entries = Store._entries
+
+    def vanishing(store: Store, fs: Any, path: str) -> Iterator[Mapping[str, Any]]:
+        for number, entry in enumerate(entries(store, fs, path)):
+            if number == 2:
+                raise FileNotFoundError
+            yield entry
+
+    monkeypatch.setattr(Store, "_entries", vanishing)
+    with pytest.raises(Retryable, match="the memory store does not respond"):
+        await listing(desk.source())
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_a_folder_of_too_many_folders_is_set_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a/b.md", *(f"many/{number}/c.md" for number in range(20))):
+        desk.put(name)
+    monkeypatch.setattr(objects_source, "WAITING_BYTES", 1_000)
+    entries = [entry async for page in desk.source().list() for entry in page]
+    assert [entry for entry in entries if isinstance(entry, Unlisted)] == [
+        Unlisted(part="folder many", reason="it holds too many folders: divide it", id_prefix="many/")
+    ]
+    assert "a/b.md" in [entry.external_id for entry in entries if isinstance(entry, Listed)]
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("name", ["x.md", os.fsdecode(b"caf\xe9.md")])
+async def test_a_folder_of_too_many_names_is_set_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Names that are not UTF-8 are listed in another way."""
+    for path in ("a/b.md", *(f"many/{number}.md" for number in range(20))):
+        desk.put(path)
+    (_folder_of(desk) / "many" / name).write_text("A text.")
+    source = desk.source()
+    assert len(await listing(source)) == (22 if name == "x.md" else 21)
+    monkeypatch.setattr(objects_store, "MOST_NAMES", 10)
+    for _ in range(2):
+        entries = [entry async for page in source.list() for entry in page]
+        assert [entry for entry in entries if isinstance(entry, Unlisted)] == [
+            Unlisted(part="folder many", reason="it holds more than 200,000 names: divide it", id_prefix="many/")
+        ]
+        assert [entry.external_id for entry in entries if isinstance(entry, Listed)] == ["a/b.md"]
+    assert isinstance(await one(source, "many/1.md"), Document)
 
 
 # One store
