@@ -295,6 +295,7 @@ class Work:
                 " publishes for it, then run this command again"
             )
         await self._tombstones(tenant, {name: principals})
+        await self._refuse_memberships(tenant, name)
         await self._erase("source", _scope(tenant, source=name))
 
     async def tenant(self, name: str, sources: Sequence[str]) -> None:
@@ -650,6 +651,16 @@ class Work:
 
         keys = [f"{tenant}/{source}/{name}".encode() for source, names in principals.items() for name in names]
         await deliver(self.producer.send_tombstone(IDENTITIES, key, [TOMBSTONE]) for key in keys)
+
+    async def _refuse_memberships(self, tenant: str, source: str) -> None:
+        from connectors.runner.rows import keep_stamp
+        from pipeline.ledger.personal import raise_membership_floor
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection:
+                floor = await raise_membership_floor(connection, tenant, source)
+                await keep_stamp(connection, tenant, source, floor)
 
     async def _until(self, statement: str, what: str, **values: Any) -> None:
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, LiteralString
+from datetime import datetime
+from typing import Any, Literal, LiteralString, cast
 from uuid import UUID
 
 from psycopg import sql
@@ -282,6 +283,7 @@ PLACES: tuple[Place, ...] = (
         of_person="tenant = %(tenant)s AND principal = %(person)s",
         age=Age("memberships_days", _by_owner("memberships")),
     ),
+    Place("membership_floors", free="tenant source observed_at"),
     Place(
         "connector_items",
         personal="external_id scope stat revision acl_tags required_tags problem_message",
@@ -587,6 +589,21 @@ PLACES: tuple[Place, ...] = (
     Place("trail.heads", free="number at day chain count digest key_id mac"),
 )
 CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id access_id created_at in_graph")
+
+
+async def raise_membership_floor(connection: Connection, tenant: str, source: str) -> datetime:
+    """Have the stage identities ignore every membership of a source that was observed until now. To be committed before
+    the rows that say so themselves are erased. Returns the moment, after which the source's clock has to go on."""
+    cursor = await connection.execute(
+        "INSERT INTO membership_floors AS f (tenant, source, observed_at) SELECT %(tenant)s, %(source)s,"
+        " greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships WHERE tenant = %(tenant)s"
+        " AND source = %(source)s), (SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s"
+        " AND source = %(source)s)) ON CONFLICT (tenant, source) DO UPDATE SET"
+        " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
+        {"tenant": tenant, "source": source},
+    )
+    [(floor,)] = await cursor.fetchall()
+    return cast(datetime, floor)
 
 
 async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The identities stage: writes each principal's full set of groups to the ledger.
 
-The newest observation wins; of two observations of the same time, what both contain.
+The newest observation wins; of two observations of the same time, what both contain. What was observed of a source
+before it was forgotten changes nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ class Identities(FinalStage):
             async with self._pool.connection() as connection:
                 await connection.cursor().executemany(
                     "INSERT INTO memberships AS m (tenant, source, principal, groups, observed_at)"
-                    " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source) DO UPDATE"
+                    " SELECT * FROM (VALUES (%s, %s, %s, %s::text[], %s::timestamptz))"
+                    " AS r (tenant, source, principal, groups, observed_at)"
+                    " WHERE NOT EXISTS (SELECT FROM membership_floors f WHERE f.tenant = r.tenant"
+                    " AND f.source = r.source AND f.observed_at >= r.observed_at)"
+                    " ON CONFLICT (tenant, principal, source) DO UPDATE"
                     " SET observed_at = excluded.observed_at, groups = CASE"
                     " WHEN excluded.observed_at > m.observed_at THEN excluded.groups"
                     " ELSE ARRAY(SELECT unnest(m.groups) INTERSECT SELECT unnest(excluded.groups)) END"

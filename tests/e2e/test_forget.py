@@ -394,6 +394,8 @@ async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untou
     assert output["erased"]["postgres documents"] == 2
     await assert_forgotten(space)
     assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
+    floors = await space.query("SELECT DISTINCT tenant FROM membership_floors")
+    assert floors == [("acme",)], "records of before change nothing"
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ OWNERS_ALONE = {
     "connector_logins",
     "query_use",
     "metadata_keys",
+    "membership_floors",
 }
 """Tables that only the owner may write: versions, generations and their builds, accepted servers, producers, and the
 tenants of readers. Usage of budgets is written by functions alone."""

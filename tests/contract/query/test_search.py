@@ -25,6 +25,7 @@ from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Vectors
+from pipeline.ledger.personal import Scope, erase, raise_membership_floor
 from pipeline.runtime.settings import ElasticsearchSettings, EmbeddingSettings, dist
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.identities import Identities
@@ -274,6 +275,37 @@ async def test_memberships_observed_earlier_do_not_replace_newer_ones(library: L
     await arrives(["board"], now - timedelta(minutes=3))
     await arrives(["board"], now - timedelta(minutes=2))
     assert await shown() == []
+
+
+async def test_memberships_of_a_forgotten_source_do_not_come_back_with_a_source_of_its_name(
+    library: Library, tenant: str
+) -> None:
+    """Somebody who could write the topic, without a key, had sent a signed record of before again."""
+    await library.put(document("b.md", "Minutes of the board.", tenant=tenant, acl_tags=["board"]))
+    stage, before = Identities(library.pool, DeadLetters(library.pool, Outbox(), library.metrics)), datetime.now(UTC)
+
+    async def arrives(observed_at: datetime, source: str = "wiki") -> None:
+        record = encode(
+            IdentityChanged(tenant=tenant, source=source, principal="ann", groups=["board"], observed_at=observed_at)
+        )
+        await stage.handle([Incoming("identities", 0, 0, record.key, record.value, record.headers, "live")])
+
+    async def sources() -> list[str]:
+        rows = await library.execute("SELECT source FROM memberships WHERE tenant = %s ORDER BY source", tenant)
+        return [source for (source,) in rows]
+
+    await arrives(before)
+    assert await sources() == ["wiki"]
+    async with library.pool.connection() as connection:
+        floor = await raise_membership_floor(connection, tenant, "wiki")
+        await erase(connection, "source", Scope(tenant, source="wiki"))
+    await arrives(before)
+    await arrives(before, source="drive")
+    assert await sources() == ["drive"]
+    await arrives(floor + timedelta(microseconds=1))
+    assert await sources() == ["drive", "wiki"]
+    caller = await library.caller(tenant, principals=["ann"])
+    assert external_ids(await library.search.search("minutes", caller)) == ["b.md"]
 
 
 async def test_a_caller_without_tags_or_with_wildcards_finds_nothing(library: Library, tenant: str) -> None:
