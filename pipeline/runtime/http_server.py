@@ -45,7 +45,8 @@ READS_A_TURN = 2
 """How many reads of one address are handled in a turn of the event loop. Each may begin a request: those of 128
 connections in one turn kept everybody else waiting for 0.1 s at every step."""
 READ_BYTES = 64 * 1024
-"""The most that is read of a connection at once, which stays in memory while its address waits for a turn."""
+"""The most that is read of a connection without TLS at once, which stays in memory while its address waits for a turn.
+With TLS, asyncio reads up to 256 KiB into a buffer whose size it does not let us choose."""
 PROBES = frozenset({"/livez", "/readyz"})
 """Paths that are also answered when no more connections are accepted."""
 RESERVED, RESERVED_PER_ADDRESS = 128, 32
@@ -58,6 +59,8 @@ LINGER_BYTES = 1024 * 1024
 """The bytes of a refused body that are still read and discarded: a client whose connection is reset while it sends
 never reads the response."""
 RETRY_SECONDS = 2
+ENDED = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined] # it is documented
+"""A client's states after its request: the second, if that proposed another protocol (``Upgrade``, CONNECT)."""
 TWO_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 """A proxy that goes by the other one takes the end of such a request for the next one, which may be somebody else's
 (RFC 9112, section 6.1)."""
@@ -142,8 +145,12 @@ class _Turns:
         for address, connections in list(self._waiting.items()):
             for connection in list(connections)[:READS_A_TURN]:
                 self.leave(connection, address)
-                if self.take(connection, address):
+                if not self.take(connection, address):
+                    continue
+                try:
                     connection.take_turn()
+                except Exception as error:  # noqa: BLE001 — as asyncio does with what it calls itself
+                    connection.fail(error)
 
 
 class _Server(uvicorn.Server):
@@ -327,6 +334,12 @@ class _Connection(H11Protocol):
             self.flow.pause_reading()
         self._watch()
 
+    def fail(self, error: Exception) -> None:
+        """Report an error of ours, and end the connection, whose bytes are lost."""
+        message = "Fatal error: a connection's turn failed."
+        self.loop.call_exception_handler({"message": message, "exception": error, "protocol": self})
+        self._real.abort()
+
     def eof_received(self) -> None:
         if self._discarded is not None:
             self._hang_up()
@@ -363,6 +376,7 @@ class _Connection(H11Protocol):
     # Its request
 
     def _ask_for_turn(self) -> None:
+        self._unset_keepalive_if_required()  # with bytes that wait, it is not idle
         if self._waits_for_turn:
             return
         if self._door.turns.take(self, self._share):
@@ -373,7 +387,7 @@ class _Connection(H11Protocol):
 
     def _is_answering(self) -> bool:
         """Whether a whole request has come, and its response has not been sent."""
-        return not self._awaits_head() and self.conn.their_state is h11.DONE
+        return not self._awaits_head() and self.conn.their_state in ENDED
 
     def send_400_response(self, msg: str) -> None:
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -408,7 +422,7 @@ class _Connection(H11Protocol):
             self._refuse(400, "small_chunks", "the chunks of this body are too small: send larger ones")
 
     def _late(self) -> None:
-        if self._head_bytes:
+        if self._head_bytes or self._held:
             self._refuse(408, "slow_head", "the head of the request did not arrive in time")
         else:
             self._hang_up()  # nothing was asked

@@ -24,6 +24,7 @@ from pipeline.observability.metrics import PortMetrics
 from pipeline.runtime import http_server
 from pipeline.runtime.http_server import (
     MAX_HEAD_BYTES,
+    PIECE_BYTES,
     READS_A_TURN,
     RESERVED,
     RESERVED_PER_ADDRESS,
@@ -464,18 +465,89 @@ async def test_pipelined_requests_are_all_answered() -> None:
         assert answers.count(b"HTTP/1.1 200 OK") == 2_001
 
 
-async def test_the_second_of_two_pipelined_heads_has_the_same_limit() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("proposal", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_the_second_of_two_pipelined_heads_has_the_same_limit(proposal: bytes, at_once: bool) -> None:
     """It was parsed as it lay in the buffer, however long it was, if it had come while the first was answered."""
+    first = b"GET /hold HTTP/1.1\r\nHost: x\r\n" + proposal + b"\r\n"
+    second = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
     async with site() as of:
-        reader, writer = await of.connect(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await of.connect(first + second if at_once else first)
         await of.held.acquire()
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 15_000 + b"\r\n")
+        if not at_once:
+            writer.write(second)
         await writer.drain()
         await asyncio.sleep(SHORT)
         of.go.set()
         answer = await read_to_end(reader)
         assert (status(answer), status(answer[answer.index(b"held") + 4 :])) == (200, 431)
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+async def test_a_client_that_proposes_another_protocol_is_answered_in_http(protocol: bytes) -> None:
+    one = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n"
+    connect = b"CONNECT / HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with site() as of:
+        answers = (await of.answer(one + connect + one + last)).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"405", b"200", b"200"]
+
+
+async def test_a_request_that_still_waits_for_its_turn_in_the_end_is_answered_with_408(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection was closed without a response."""
+    monkeypatch.setattr(http_server, "READS_A_TURN", 0)
+    async with site(head_seconds=SHORT) as of:
+        assert status(await of.answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == 408
+
+
+async def test_a_connection_whose_request_waits_for_its_turn_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", SHORT / 10)
+    last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    first = (b"GET /hold HTTP/1.1\r\nHost: x\r\na: ").ljust(PIECE_BYTES - 4, b"x") + b"\r\n\r\n"  # parsed alone
+    async with site() as of:
+        reader, writer = await of.connect(first + last)
+        await of.held.acquire()
+        monkeypatch.setattr(http_server, "READS_A_TURN", 0)
+        of.go.set()
+        async with asyncio.timeout(LONG):
+            await reader.readuntil(b"held")
+        await asyncio.sleep(SHORT)
+        monkeypatch.setattr(http_server, "READS_A_TURN", READS_A_TURN)
+        assert status(await of.answer(last)) == 200  # a read begins a turn
+        assert status(await read_to_end(reader)) == 200
+        writer.transport.abort()
+
+
+async def test_an_error_in_the_turn_of_a_connection_ends_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed open without its bytes, and other addresses lost that turn."""
+    take_turn = http_server._Connection.take_turn
+
+    def fail_for_one(connection: http_server._Connection) -> None:
+        if connection._held.startswith(b"GET /broken"):
+            raise ValueError("broken")
+        take_turn(connection)
+
+    monkeypatch.setattr(http_server._Connection, "take_turn", fail_for_one)
+    monkeypatch.setattr(http_server, "READS_A_TURN", 0)
+    last = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with site(head_seconds=2 * LONG) as of:
+        broken, first = await of.connect(b"GET /broken" + last)
+        await asyncio.sleep(SHORT)
+        whole, second = await of.connect(b"GET /" + last)
+        elsewhere, third = await of.connect(b"GET /" + last, address="127.0.0.2")
+        await asyncio.sleep(SHORT)
+        monkeypatch.setattr(http_server, "READS_A_TURN", READS_A_TURN)
+        assert status(await of.answer(b"GET /" + last)) == 200  # a read begins a turn
+        assert [status(await read_to_end(reader)) for reader in (whole, elsewhere)] == [200, 200]
+        assert await read_to_end(broken) == b""
+        for writer in (first, second, third):
+            writer.transport.abort()
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["broken"]
 
 
 async def test_requests_of_one_address_that_come_at_once_leave_turns_of_the_event_loop_to_others() -> None:
