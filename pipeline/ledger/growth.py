@@ -78,7 +78,7 @@ GROWTH: Mapping[str, Growth] = {
     "conversation_floors": Growth("kept", "a conversation or member that was forgotten", "stays, so that it holds"),
     "conversation_provenance": Growth("kept", "an answer that a conversation names", "goes with the pair"),
     "answer_provenance": Growth("age", "an answer", "30 days"),
-    "standing_questions": Growth("age", "a standing question", f"100 a principal; {_RETENTION}STANDING_DAYS"),
+    "standing_questions": Growth("age", "a standing question", f"about 100 a principal; {_RETENTION}STANDING_DAYS"),
     "standing_passages": Growth("age", "a passage behind a standing question", "goes with the question"),
     "standing_changes": Growth("age", "a change of a kept answer", "goes when it is over, and with the question"),
     "answer_reviews": Growth("age", "an answer for review", f"{_RETENTION}REVIEWS_DAYS"),

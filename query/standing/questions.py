@@ -57,7 +57,8 @@ class StandingQuestions:
         self._most = most
         self._seconds = ledger_seconds
         self._keeping: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By tenant and principal, where a question is just kept: others are counted after it."""
+        """By tenant and principal, where a question is just kept: others of this process are counted after it. Not a
+        lock of Postgres: this login may take none, so that one that was taken over delays nobody (1-roles.sql)."""
 
     async def check_room(self, tenant: str, principal: str, question: Question) -> None:
         """Raises BadQuery where the principal may keep no further question, or not this one."""
@@ -103,7 +104,7 @@ class StandingQuestions:
             coverage=self._settings.coverage_floor,
         )
         keeping = self._keeping.setdefault((caller.tenant, principal), asyncio.Lock())
-        async with keeping, self._ledger(caller.tenant) as connection:
+        async with time_limit(self._seconds, "Postgres"), keeping, self._ledger(caller.tenant) as connection:
             made = None
             if vector is not None:
                 made = await probe(

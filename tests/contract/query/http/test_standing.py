@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pipeline.ledger.personal import Scope, erase
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import RetentionSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from query.standing import table
 from query.standing.questions import StandingQuestions
 from tests.contract.query.http.test_http import assert_described
@@ -314,19 +316,71 @@ async def test_two_requests_that_keep_a_question_at_the_same_moment_exceed_no_li
     """Both counted the questions before either had stored its own."""
     await put(world, tenant)
     await keep(world, tenant)
-    store = table.store
+    count, store = table.count, table.store
+    counted, all_counted = 0, asyncio.Event()
 
-    async def slowly(*arguments: Any) -> bool:
-        await asyncio.sleep(1.0)  # the other one counts meanwhile, or waits
+    async def count_too(*arguments: Any) -> int:
+        nonlocal counted
+        number = await count(*arguments)
+        counted += 1
+        if counted == 4:  # each before its answer, and each before it is stored
+            all_counted.set()
+        return number
+
+    async def after_both_counted(*arguments: Any) -> bool:
+        with suppress(TimeoutError):  # the other one waits
+            async with asyncio.timeout(2.0):
+                await all_counted.wait()
         return await store(*arguments)
 
-    monkeypatch.setattr(table, "store", slowly)
-    async with service_over(world.library, serve={"standing_questions": 2}) as (client, _):
+    monkeypatch.setattr(table, "count", count_too)
+    monkeypatch.setattr(table, "store", after_both_counted)
+    serve = {"standing_questions": 2, "search_seconds": 400.0}
+    async with service_over(world.library, serve=serve) as (client, service):
+        looked, check = asyncio.Barrier(2), service.standing.check_room
+
+        async def both_before_either_is_kept(*arguments: Any) -> None:
+            await check(*arguments)
+            await looked.wait()
+
+        monkeypatch.setattr(service.standing, "check_room", both_before_either_is_kept)
         request = {"question": QUESTION, "keep": True}
         answers = [client.post("/v1/answers", json=request, headers=as_("ann", tenant)) for _ in range(2)]
         assert sorted(answer.status_code for answer in await asyncio.gather(*answers)) == [200, 422]
+    assert counted == 4
     listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
     assert len(listed) == 2
+
+
+async def test_requests_that_wait_to_keep_a_question_are_refused_in_time(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waited for all before it, without a limit, and then had the whole time of a request."""
+    await put(world, tenant)
+    storing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def never(*_: Any) -> bool:
+        storing.set()
+        await go_on.wait()
+        return False
+
+    monkeypatch.setattr(table, "store", never)
+    async with service_over(world.library) as (client, service):
+        request = {"question": QUESTION, "keep": True}
+
+        async def ask() -> httpx.Response:
+            return await client.post("/v1/answers", json=request, headers=as_("ann", tenant))
+
+        monkeypatch.setattr(service.standing, "_seconds", 600.0)
+        first = asyncio.create_task(ask())
+        try:
+            await storing.wait()
+            monkeypatch.setattr(service.standing, "_seconds", 2.0)
+            async with asyncio.timeout(50):
+                assert problem(await ask()) == (503, "unavailable")
+        finally:
+            go_on.set()
+            await cancel_and_wait([first])
 
 
 async def test_an_answer_within_a_conversation_cannot_be_stored(world: World, tenant: str) -> None:
