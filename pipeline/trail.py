@@ -131,8 +131,12 @@ class Trail:
             raise Retryable("the audit trail cannot be written", service="postgres")
         committed = asyncio.get_running_loop().create_future()
         self._put(_Waiting(record, committed))
-        async with time_limit(WRITE_SECONDS, "the audit trail"):
-            await committed
+        try:
+            async with time_limit(WRITE_SECONDS, "the audit trail"):
+                await committed
+        except Retryable:
+            self._count("refused", 1)
+            raise
 
     def offer(self, record: Record) -> None:
         """Soon, where possible, whatever the mode."""
@@ -220,7 +224,6 @@ class Trail:
             if waiting.committed is None:
                 self._lose(1)
             elif not waiting.committed.done():
-                self._count("refused", 1)
                 waiting.committed.set_exception(Retryable("the audit trail cannot be written", service="postgres"))
 
     async def _commit(self, records: list[Record]) -> None:

@@ -619,7 +619,12 @@ async def test_with_a_required_trail_whose_connection_is_held_requests_are_refus
     async with of_postgres(given.postgres.dsn.get_secret_value()) as (proxy, dsn):
         postgres = given.postgres.model_copy(update={"dsn": SecretStr(dsn)})
         actor = uuid4().hex
-        async with open_trail(given.model_copy(update={"postgres": postgres}), "held") as trail:
+        refused: list[int] = []
+        async with open_trail(
+            given.model_copy(update={"postgres": postgres}),
+            "held",
+            count=lambda outcome, records: refused.append(records) if outcome == "refused" else None,
+        ) as trail:
             await trail.write(record(f"{actor}1"))
             proxy.responses_open.clear()
             async with asyncio.timeout(60):
@@ -630,6 +635,7 @@ async def test_with_a_required_trail_whose_connection_is_held_requests_are_refus
             async with asyncio.timeout(60):
                 with pytest.raises(Retryable):
                     await trail.write(record(f"{actor}3"))
+            assert refused == [1, 1], "also where the attempt goes on"
             proxy.cut()
             proxy.clear_faults()
             monkeypatch.setattr(writing, "WRITE_SECONDS", 60.0)
