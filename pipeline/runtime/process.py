@@ -122,9 +122,9 @@ async def _run_concurrently(workers: Sequence[Worker], stop: asyncio.Event, begi
 
 async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
     """Run one of several workers, again after each failure. Raises that of its first start."""
-    has_started, failures, pause = False, 0, AGAIN_SECONDS
+    has_started, failures = False, 0
     while not stop.is_set():
-        began = monotonic()
+        began, pause = monotonic(), AGAIN_SECONDS
         limit = threading.Timer(STOP_SECONDS, _end_anyway, [worker.name])
         limit.daemon = True
 

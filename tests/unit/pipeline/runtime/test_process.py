@@ -131,6 +131,31 @@ async def test_one_that_fails_again_and_again_takes_less_and_less_of_the_others_
     await running.stopped()
 
 
+async def test_one_that_ends_without_an_error_does_not_start_again_after_the_pause_of_an_earlier_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ending(Fake):
+        async def run(self, stop: asyncio.Event, on_crash: Callable[[], None]) -> None:
+            self.started += 1
+            if self.started == 1:
+                on_crash()
+                raise RuntimeError("a part of the worker gave up")
+
+    worker, stop = Ending("vectors"), asyncio.Event()
+    monkeypatch.setattr(process, "AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(process, "backoff", lambda *_, **__: 0.0)
+    running = asyncio.create_task(process._run_repeatedly(worker, stop))
+    async with asyncio.timeout(5):
+        while worker.started < 2:
+            await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert worker.started == 2
+    stop.set()
+    async with asyncio.timeout(5):
+        await running
+
+
 async def test_a_first_start_that_fails_ends_the_process_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
     detect, vectors = Fake("detect"), Fake("vectors", starts=[Misconfigured("the key is refused")])
     running = Running(monkeypatch, detect, vectors)
