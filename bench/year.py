@@ -318,7 +318,9 @@ def compress_time(run: Running) -> None:
         "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace"
         " AND p.proname IN ('erase_by_age', 'erase_use_by_age', 'expire_provenance')"
     ):
-        run.sql(definition.replace("greatest(days, 1)", "days"))
+        compressed = definition.replace("greatest(days, 1)", "days")
+        assert compressed != definition, f"nothing to compress in {definition}"
+        run.sql(compressed)
     run.sql("ALTER SYSTEM SET autovacuum_naptime = '1s'")
     run.sql("SELECT pg_reload_conf()")
 

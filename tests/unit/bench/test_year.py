@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
-from bench.year import bloated, judge
+import pytest
+
+from bench.year import bloated, compress_time, judge
 
 MIDDLE: dict[str, Any] = {
     "events": {"deleted": 0},
@@ -64,3 +66,14 @@ def test_what_is_much_larger_than_made_anew_is_named() -> None:
     ]
     worse = {"lived": {"recall": 0.8}, "fresh": {"recall": 0.97}}
     assert bloated({"bytes": compact, "searches": worse}) == ["recall of the graph: 0.8, 0.97 anew"]
+
+
+def test_time_is_compressed_in_every_function_or_the_year_does_not_begin() -> None:
+    """A function that was written anew would have erased nothing, and its table would have seemed to grow."""
+
+    class Definitions:
+        def sql(self, statement: str) -> list[tuple[str]]:
+            return [("now() - days",)] if statement.startswith("SELECT pg_get") else []
+
+    with pytest.raises(AssertionError, match="nothing to compress"):
+        compress_time(cast("Any", Definitions()))
