@@ -154,9 +154,12 @@ async def test_a_health_check_and_a_good_client_are_answered_despite_300_slow_cl
         await port.until(lambda: port.open <= 48 + RESERVED_PER_ADDRESS)
         live = await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status(live) == 200, "a health check is answered while the limit is reached"
-        answers = [await read_to_end(reader) for reader, _ in clients]
+        statuses = []
+        for reader, _ in clients:
+            with suppress(ConnectionResetError):  # it was turned away before the server had read all that it sent
+                if answer := await read_to_end(reader):
+                    statuses.append(status(answer))
         await port.until(lambda: not port.open)
-        statuses = [status(answer) for answer in answers if answer]
         assert set(statuses) <= {408, 503}
         assert statuses.count(408) == port.refused("slow_body") >= 48
         assert status(await port.answer(HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok")) == 200
