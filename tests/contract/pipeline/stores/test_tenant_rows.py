@@ -670,6 +670,21 @@ async def test_estimates_of_a_bound_reader_tell_nothing_about_other_tenants_text
         await place.library.execute("DELETE FROM documents WHERE source = 'hr' AND tenant = %s", OTHER)
 
 
+async def test_every_text_that_a_bound_reader_sees_is_an_expression(place: Place) -> None:
+    """A view that is made without divide_view() shows the column itself, and its statistics (ADR 109)."""
+    rows = await place.library.execute(
+        "SELECT c.relname || '.' || a.attname,"
+        " strpos(pg_get_viewdef(c.oid), format(' || ''''::text) AS %%I', a.attname)) > 0"
+        " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
+        " WHERE c.relnamespace = 'tenant_readers'::regnamespace AND c.relkind = 'v'"
+        " AND a.atttypid IN ('text'::regtype, 'varchar'::regtype, 'bpchar'::regtype, 'name'::regtype)"
+        " AND c.relname <> 'generation'"  # has no rows of tenants
+    )
+    shown = {column for column, is_expression in rows if not is_expression}
+    assert {"documents.title", "chunks.text"} <= {column for column, _ in rows}
+    assert shown == set()
+
+
 async def test_bind_reader_requires_a_tenant_and_a_role_that_does_not_see_all_tenants(place: Place) -> None:
     name = f"team_{uuid4().hex[:8]}"
     await bound(place, name, None)
