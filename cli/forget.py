@@ -512,7 +512,7 @@ class Work:
         return [answer for (answer,) in rows]
 
     async def _erase_answers(self, tenant: str, answers: Sequence[UUID]) -> None:
-        """Erase the pairs of all conversations that were recorded with these answers."""
+        """Erase these answers in the review queue, and the pairs of all conversations that were recorded with them."""
         from pipeline.conversations.record import Conversations
         from pipeline.embedding.tokens import byte_pairs
         from pipeline.observability.metrics import Metrics
@@ -523,6 +523,12 @@ class Work:
         )
         if pairs := await conversations.erase(tenant, answers):
             self.erased["postgres conversation_pairs"] += pairs
+        if reviews := await self._all(
+            "DELETE FROM answer_reviews WHERE tenant = %(tenant)s AND answer_id = ANY(%(answers)s::uuid[]) RETURNING 1",
+            tenant=tenant,
+            answers=list(answers),
+        ):
+            self.erased["postgres answer_reviews"] += len(reviews)
 
     async def _erase(self, subject: Subject, scope: Scope) -> None:
         from pipeline.ledger.personal import erase

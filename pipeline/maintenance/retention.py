@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import UUID
 
 import structlog
 
 from pipeline.core.errors import PenstockError
-from pipeline.ledger.personal import PLACES, SETS_AT_ONCE, erase_unused_access_sets
+from pipeline.ledger.personal import PLACES, SETS_AT_ONCE, erase_rest_of_documents, erase_unused_access_sets
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
 from pipeline.stores.leader import lead_transaction
@@ -22,6 +23,8 @@ BUSY_SECONDS = 1.0
 """Between two batches while there is more: 500 rows of each table a second at most."""
 SETS_LOOKED_AT = 10_000
 """Access sets of which a turn finds those without documents, in some tens of milliseconds."""
+ERASED_LOOKED_AT = 1_000
+"""Erased documents of which a turn erases what is left, in some tens of milliseconds."""
 SPENDING_DAYS = 400
 """For how long the spending of each day is kept."""
 
@@ -36,6 +39,8 @@ class Retention:
         self._most = most
         self._looked_to = 0
         """The last access set that was looked at."""
+        self._erased_to = UUID(int=0)
+        """The last erased document that was looked at."""
 
     async def run(self) -> BaseException:
         """Erase until cancelled; outages are waited for."""
@@ -66,8 +71,8 @@ class Retention:
         return await self._leftovers() or more
 
     async def _leftovers(self) -> bool:
-        """Erase what is not personal, and that nothing else would end: access sets that no document has, and the
-        spending of days that are long past. Returns whether there may be more."""
+        """Erase what nothing else would end: what earlier versions left of erased documents, access sets that no
+        document has, and the spending of days that are long past. Returns whether there may be more."""
         with translated("retention"):
             async with self._pool.connection() as connection, connection.transaction():
                 if not await lead_transaction(connection, RETENTION_LOCK):
@@ -76,8 +81,10 @@ class Retention:
                     "DELETE FROM embedding_days WHERE day < (clock_timestamp() AT TIME ZONE 'UTC')::date - %s::integer",
                     [SPENDING_DAYS],
                 )
-                self._looked_to, erased = await erase_unused_access_sets(connection, self._looked_to, SETS_LOOKED_AT)
-        if erased:
-            self._metrics.retention_erased.labels(table="access_sets").inc(erased)
-            log.info("rows_erased", table="access_sets", rows=erased)
-        return erased == SETS_AT_ONCE
+                self._erased_to, events = await erase_rest_of_documents(connection, self._erased_to, ERASED_LOOKED_AT)
+                self._looked_to, sets = await erase_unused_access_sets(connection, self._looked_to, SETS_LOOKED_AT)
+        for table, rows in (("document_events", events), ("access_sets", sets)):
+            if rows:
+                self._metrics.retention_erased.labels(table=table).inc(rows)
+                log.info("rows_erased", table=table, rows=rows)
+        return events > 0 or sets == SETS_AT_ONCE

@@ -184,7 +184,7 @@ BEGIN
         GRANT UPDATE (sentences) ON standing_questions TO penstock_operator;
         GRANT UPDATE (reopened_at) ON connector_freshness TO penstock_operator;
         GRANT DELETE ON
-            access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
+            access_sets, document_events, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
             answer_reviews, answer_feedback, eval_queries, query_use, webhook_deliveries, standing_questions

@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pipeline.ledger.personal import CHUNKS, PLACES, erase_access_sets, erase_unused_access_sets, lock_deleted
+from cli.forget import Work
+from pipeline.ledger.personal import (
+    CHUNKS,
+    PLACES,
+    Scope,
+    erase,
+    erase_access_sets,
+    erase_unused_access_sets,
+    lock_deleted,
+)
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
 from pipeline.stores.postgres import migrations
 from tests.support.query.library import Library, deletion, document
+
+if TYPE_CHECKING:
+    from pipeline.kafka.producer import Producer
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -186,6 +198,29 @@ async def test_only_deleted_documents_that_both_stores_followed_can_be_erased_on
     await library.execute("UPDATE index_state SET want_seq = seq WHERE document_id = %s", ids["behind.md"])
 
 
+async def test_an_answer_that_is_stored_for_review_while_its_document_is_forgotten_is_erased(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = document("one.md", "text", tenant=tenant)
+    await library.put(one)
+    await library.put(deletion(one))
+    await library.execute("UPDATE documents SET announced_seq = seq WHERE tenant = %s", tenant)
+    [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
+    erase_locked = Work._erase_locked
+
+    async def store_after(work: Work, *parameters: Any) -> dict[str, int]:
+        erased = await erase_locked(work, *parameters)
+        await insert_aged(library, PLANTED["answer_reviews"], tenant, 0)
+        await library.execute("UPDATE answer_reviews SET documents = %s WHERE tenant = %s", [id_], tenant)
+        return erased
+
+    monkeypatch.setattr(Work, "_erase_locked", store_after)
+    work = Work(library.settings, library.pool, cast("Producer", None), 0)
+    assert await work._erase_documents(tenant, "wiki", {id_: "one.md"}, {}) == 1
+    assert (await counts(library, tenant))["answer_reviews"] == 0
+    assert work.erased["postgres answer_reviews"] == 1
+
+
 async def test_access_sets_are_erased_while_events_are_accepted_concurrently(library: Library, tenant: str) -> None:
     await library.put(document("one.md", "text", tenant=tenant))
     await library.execute(
@@ -232,6 +267,38 @@ async def test_more_unused_access_sets_than_are_looked_at_are_erased_in_turns(li
     assert erased >= 150
     assert turns >= 4
     assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+
+
+async def test_events_that_an_earlier_version_left_of_an_erased_document_are_erased(
+    library: Library, tenant: str
+) -> None:
+    one, other, alive = (document(f"{name}.md", "text", tenant=tenant) for name in ("one", "other", "alive"))
+    await library.put(one, other, alive)
+    await library.put(deletion(one), deletion(other))
+    await library.execute(
+        "UPDATE documents SET erased_at = now(), access_id = NULL WHERE tenant = %s AND deleted_at IS NOT NULL", tenant
+    )
+    retention = Retention(library.pool, library.metrics, RetentionSettings())
+    events = (
+        "SELECT DISTINCT external_id FROM document_events e JOIN documents d ON d.id = document_id WHERE tenant = %s"
+    )
+    assert await retention.turn(), "there may be more"
+    assert await library.execute(events, tenant) == [("alive.md",)]
+    assert not await retention.turn()
+
+
+async def test_the_events_of_a_forgotten_document_are_erased(library: Library, tenant: str) -> None:
+    one, other = document("one.md", "text", tenant=tenant), document("other.md", "text", tenant=tenant)
+    ids = await library.accept(one, other)
+    await library.put(deletion(one))
+    async with library.pool.connection() as connection, connection.transaction():
+        erased = await erase(connection, "document", Scope(tenant, source="wiki", ids=ids[:1], names=["one.md"]))
+    assert erased["document_events"] == 2
+    assert await library.execute(
+        "SELECT DISTINCT external_id FROM document_events e JOIN documents d ON d.id = document_id WHERE tenant = %s",
+        tenant,
+    ) == [("other.md",)]
+    await library.converge(*ids)
 
 
 async def test_the_events_of_a_deleted_document_are_erased_with_its_names(library: Library, tenant: str) -> None:

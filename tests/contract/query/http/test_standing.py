@@ -237,6 +237,18 @@ async def test_an_answer_is_erased_when_the_retention_of_its_deleted_document_is
     assert (await show(world, tenant, id_))["state"] == "erased"
 
 
+async def test_an_answer_that_an_earlier_version_left_of_an_erased_document_is_erased(
+    world: World, tenant: str
+) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    await _deleted(world, tenant, made)
+    await world.library.execute("UPDATE documents SET erased_at = now() WHERE tenant = %s", tenant)
+    await Retention(world.library.pool, world.library.metrics, RetentionSettings()).turn()
+    assert await world.library.execute("SELECT sentences FROM standing_questions WHERE tenant = %s", tenant) == [([],)]
+    assert (await show(world, tenant, id_))["state"] == "erased"
+
+
 async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World, tenant: str) -> None:
     await put(world, tenant, acl_tags=["user:ann", "user:eve"])
     id_ = (await keep(world, tenant))["standing_id"]
