@@ -49,7 +49,9 @@ GROWTH: Mapping[str, Growth] = {
     "manifests": Growth("documents", "the chunks of a document in a generation", "goes with the text"),
     CHUNKS: Growth("documents", "a chunk", "goes with the text; a retired generation's table is dropped"),
     "superseded": Growth("age", "a text that lost by version", f"eight a document; {_RETENTION}SUPERSEDED_DAYS"),
-    "access_sets": Growth("documents", "tags that documents have", "goes within minutes after its last document"),
+    "access_sets": Growth(
+        "documents", "tags that documents have", "goes after its last document; 10,000 are looked at a minute"
+    ),
     "conflicts": Growth("documents", "two passages that contradict each other", "goes with either passage"),
     "conflict_decisions": Growth("documents", "what a person decided of a conflict", "goes with the conflict"),
     "conflict_examined": Growth("documents", "a document that was compared", "goes with the document's text", 1),

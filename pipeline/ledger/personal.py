@@ -21,6 +21,9 @@ from psycopg.rows import dict_row
 from pipeline.stores.postgres import Connection
 
 SETS_AT_ONCE = 100
+PENDING_AT_ONCE = 10_000
+"""While more rows of the stores' states are pending, no unused access set is erased by age: to look at all of their
+chunks would take too long."""
 LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 60, 0.5
 Subject = Literal["document", "source", "tenant", "person"]
 
@@ -661,23 +664,55 @@ async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[i
 
 
 async def erase_unused_access_sets(connection: Connection, after: int, most: int) -> tuple[int, int]:
-    """Look at the next ``most`` access sets after this id, and erase up to SETS_AT_ONCE that no document uses, in the
+    """Look at the next ``most`` access sets after this id, and erase up to SETS_AT_ONCE that nothing uses, in the
     caller's transaction. Returns the id to continue after (0: from the beginning) and the number of erased sets. Raises
-    LockNotAvailable."""
+    LockNotAvailable, after which the caller's transaction may go on."""
     cursor = await connection.execute(
-        "SELECT tenant, array_agg(id) FILTER (WHERE NOT used), max(id), count(*) FROM (SELECT a.tenant, a.id, EXISTS"
-        " (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id) AS used FROM access_sets a"
-        " WHERE a.id > %s ORDER BY a.id LIMIT %s) looked_at GROUP BY tenant",
+        "SELECT a.id, a.tenant, EXISTS (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id)"
+        " FROM access_sets a WHERE a.id > %s ORDER BY a.id LIMIT %s",
         [after, most],
     )
     rows = await cursor.fetchall()
-    unused = [(tenant, id_) for tenant, ids, _, _ in rows for id_ in ids or ()]
-    for tenant in {tenant for tenant, _ in unused[:SETS_AT_ONCE]}:
-        await _erase_sets(connection, tenant, [id_ for of, id_ in unused[:SETS_AT_ONCE] if of == tenant])
+    unused = [(id_, tenant) for id_, tenant, is_used in rows if not is_used]
+    batch = unused[:SETS_AT_ONCE]
+    in_chunks = await _in_pending_chunks(connection, [id_ for id_, _ in batch])
+    ids_by_tenant: dict[str, list[int]] = {}
+    for id_, tenant in batch:
+        if id_ not in in_chunks:
+            ids_by_tenant.setdefault(tenant, []).append(id_)
+    count = 0
+    for tenant, ids in ids_by_tenant.items():
+        count += await _erase_sets(connection, tenant, ids)
     if len(unused) > SETS_AT_ONCE:
-        return after, SETS_AT_ONCE
-    is_end = sum(count for _, _, _, count in rows) < most
-    return 0 if is_end else max(last for _, _, last, _ in rows), len(unused)
+        return batch[-1][0], count
+    return rows[-1][0] if len(rows) == most else 0, count
+
+
+async def _in_pending_chunks(connection: Connection, access_ids: Sequence[int]) -> set[int]:
+    """Those of these access sets that chunks of documents still have which the vectors stage has yet to follow: a
+    search looks for the sets in the chunks, and would miss these documents without them. All of them while more than
+    PENDING_AT_ONCE rows of the stores' states are pending."""
+    if not access_ids:
+        return set()
+    cursor = await connection.execute(
+        "SELECT g.chunk_table, count(*), array_agg(s.document_id) FILTER (WHERE s.store = 'vectors')"
+        " FROM (SELECT document_id, generation, store FROM index_state WHERE seq < want_seq LIMIT %s) s"
+        " JOIN generations g ON g.name = s.generation WHERE g.state <> 'retired' GROUP BY g.chunk_table",
+        [PENDING_AT_ONCE + 1],
+    )
+    pending = await cursor.fetchall()
+    if sum(count for _, count, _ in pending) > PENDING_AT_ONCE:
+        return set(access_ids)
+    in_chunks: set[int] = set()
+    for table, _, documents in pending:
+        cursor = await connection.execute(
+            sql.SQL("SELECT DISTINCT access_id FROM {} WHERE document_id = ANY(%s) AND access_id = ANY(%s)").format(
+                sql.Identifier(table)
+            ),
+            [documents or [], list(access_ids)],
+        )
+        in_chunks.update(id_ for (id_,) in await cursor.fetchall())
+    return in_chunks
 
 
 async def erase_rest_of_documents(connection: Connection, after: UUID, most: int) -> tuple[UUID, int]:

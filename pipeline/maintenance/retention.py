@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from uuid import UUID
 
 import structlog
+from psycopg.errors import LockNotAvailable
 
 from pipeline.core.errors import PenstockError
 from pipeline.ledger.personal import PLACES, SETS_AT_ONCE, erase_rest_of_documents, erase_unused_access_sets
@@ -82,7 +84,9 @@ class Retention:
                     [SPENDING_DAYS],
                 )
                 self._erased_to, events = await erase_rest_of_documents(connection, self._erased_to, ERASED_LOOKED_AT)
-                self._looked_to, sets = await erase_unused_access_sets(connection, self._looked_to, SETS_LOOKED_AT)
+                sets = 0
+                with suppress(LockNotAvailable):  # whoever accepts events has the table; the next turn tries again
+                    self._looked_to, sets = await erase_unused_access_sets(connection, self._looked_to, SETS_LOOKED_AT)
         for table, rows in (("document_events", events), ("access_sets", sets)):
             if rows:
                 self._metrics.retention_erased.labels(table=table).inc(rows)

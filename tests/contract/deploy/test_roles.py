@@ -206,7 +206,7 @@ async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> 
             "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('worker', '', '{unused}', '{}')"
         )
         await Retention(library.pool, library.metrics, RetentionSettings()).turn()
-    assert await place.library.execute("SELECT FROM access_sets WHERE acl_tags = '{unused}'") == []
+    assert await place.library.execute("SELECT id FROM access_sets WHERE acl_tags = '{unused}'") == []
     assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
     assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
     assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from cli.forget import Work
+from pipeline.ledger import personal
 from pipeline.ledger.personal import (
     CHUNKS,
     PLACES,
@@ -22,8 +24,8 @@ from pipeline.ledger.personal import (
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
-from pipeline.stores.postgres import migrations
-from tests.support.query.library import Library, deletion, document
+from pipeline.stores.postgres import Connection, migrations
+from tests.support.query.library import Library, access, deletion, document
 
 if TYPE_CHECKING:
     from pipeline.kafka.producer import Producer
@@ -267,6 +269,71 @@ async def test_more_unused_access_sets_than_are_looked_at_are_erased_in_turns(li
     assert erased >= 150
     assert turns >= 4
     assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+
+
+async def test_an_access_set_stays_while_chunks_have_it_that_vectors_have_yet_to_follow(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller with both groups missed the document: a search looks for chunks by their access set."""
+    one = document("one.md", "the harvest festival", tenant=tenant, acl_tags=["first"])
+    await library.put(one)
+    [id_] = await library.accept(access(one, ["second"]))
+    sets = "SELECT acl_tags FROM access_sets WHERE tenant = %s ORDER BY acl_tags"
+    await run_retention(library)
+    assert await library.execute(sets, tenant) == [(["wiki/first"],), (["wiki/second"],)]
+    await library.converge(id_)
+    other = document("other.md", "text", tenant=tenant, acl_tags=["second"])
+    ids = await library.accept(other)
+    with monkeypatch.context() as patched:
+        patched.setattr(personal, "PENDING_AT_ONCE", 0)
+        await run_retention(library)
+    assert len(await library.execute(sets, tenant)) == 2, "not while there is a backlog"
+    await run_retention(library)
+    assert await library.execute(sets, tenant) == [(["wiki/second"],)]
+    await library.converge(*ids)
+
+
+async def test_locked_access_sets_do_not_keep_retention_from_the_rest(library: Library, tenant: str) -> None:
+    """A whole turn was lost, and with it the speed of the next."""
+    await library.execute(
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, '', '{wiki/jane}', '{}')", tenant
+    )
+    await library.execute(
+        "INSERT INTO embedding_days (day, purpose, tokens, cost) VALUES (current_date - 500, 'locked', 1, 0)"
+    )
+    for _ in range(3):
+        await insert_aged(library, PLANTED["answer_reviews"], tenant, 40)
+    async with library.pool.connection() as accepting, accepting.transaction():
+        await accepting.execute("LOCK TABLE access_sets IN ROW EXCLUSIVE MODE")
+        assert await run_retention(library, most=3), "there may be more reviews"
+    assert await library.execute("SELECT day FROM embedding_days WHERE purpose = 'locked'") == []
+    assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+    while await run_retention(library):
+        pass
+    assert await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant) == []
+
+
+async def test_only_access_sets_that_were_erased_are_counted(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set that a document took in the meantime is not."""
+    one = document("one.md", "text", tenant=tenant, acl_tags=["first"])
+    while await run_retention(library):  # what other tests left behind
+        pass
+    await library.put(one)
+    [(first,)] = await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)
+    later = {"observed_at": one.observed_at + timedelta(seconds=1), "version": 2}
+    await library.put(one.model_copy(update={"acl_tags": ["second"], **later}))
+    erase_sets = personal._erase_sets
+
+    async def take_first(connection: Connection, of: str, ids: Sequence[int]) -> int:
+        await library.execute("UPDATE documents SET access_id = %s WHERE tenant = %s", first, tenant)
+        return await erase_sets(connection, of, ids)
+
+    monkeypatch.setattr(personal, "_erase_sets", take_first)
+    async with library.pool.connection() as connection:
+        assert (await erase_unused_access_sets(connection, 0, 10_000))[1] == 0
+    assert (first,) in await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)
 
 
 async def test_events_that_an_earlier_version_left_of_an_erased_document_are_erased(
