@@ -128,8 +128,8 @@ class Common(BaseModel):
     """The interval of sweeps, which list everything and find what no event and no poll reported. None: that of the
     kind (240 for Confluence, databases and Jira, otherwise 600)."""
     groups_seconds: Seconds = GROUPS_SECONDS
-    """The interval at which all memberships are read. A reading that takes longer is followed by a pause of its own
-    length."""
+    """The interval at which all memberships are read. A reading that takes more than half of it is followed by
+    a pause of half of it."""
 
 
 class Key(BaseModel):

@@ -35,6 +35,8 @@ class GroupReader:
         self._failures = Failures()
         self._unreadable: dict[str, str] = {}
         """The reasons, by what the last complete listing could not read."""
+        self._known: Collection[str] = ()
+        """The groups of the last complete listing."""
 
     def some(self, tags: Collection[str]) -> AsyncIterator[GroupPage]:
         """Yield the holders of these tags, and of each group that they name: a group in a restriction may never have
@@ -50,8 +52,11 @@ class GroupReader:
             work = _Work([space_tag(key) for key in spaces], dict.fromkeys(spaces))
         else:
             work = _Work.from_cursor(cursor)
+        known = set[str]()
         async for page in self._pages(work, self._unreadable):
+            known.update(group.tag for group in page.groups if _is_group(group.tag))
             yield page
+        self._known = known if cursor is None else {*self._known, *known}
         self._set_aside.replace("access", self._unreadable)
 
     async def _pages(self, work: _Work, unreadable: dict[str, str]) -> AsyncIterator[GroupPage]:
@@ -61,16 +66,29 @@ class GroupReader:
             self._failures.succeed()
         named = dict.fromkeys(tag for tag in work.tags if _is_group(tag))
         work.tags = [tag for tag in work.tags if tag not in named]
+        read = set[str]()
 
         def page(groups: Sequence[Group]) -> GroupPage:
-            named.update(dict.fromkeys(tag for group in groups for tag in group.of if _is_group(tag)))
+            tags_of = (tag for group in groups for tag in group.of)
+            named.update(dict.fromkeys(tag for tag in tags_of if _is_group(tag) and tag not in read))
             tags, listings = [*work.tags, *named, *run.failed_tags], work.listings | dict.fromkeys(run.failed_listings)
             work.read += len(groups)
             return GroupPage(groups, {"tags": tags, "listings": listings, "read": work.read})
 
+        async def members(tags: Sequence[str]) -> AsyncIterator[GroupPage]:
+            for tag in tags:
+                named.pop(tag, None)
+            for start in range(0, len(tags), MAX_CONCURRENT_READS):
+                batch, work.tags = tags[start : start + MAX_CONCURRENT_READS], [*tags[start + MAX_CONCURRENT_READS :]]
+                read.update(batch)
+                yield page(await self._read([self._members(tag, n) for n, tag in enumerate(batch, start)], run))
+
         while work.tags:
             batch, work.tags = work.tags[:MAX_CONCURRENT_READS], work.tags[MAX_CONCURRENT_READS:]
             yield page(await self._read([self._holders(tag, spaces) for tag in batch], run))
+        if self._known:  # what a new group may read is known as soon as what other groups may
+            async for groups in members(sorted(named.keys() - set(self._known))):
+                yield groups
         seen: set[str] = set()
         while work.listings:
             listed = await self._restricted(work, spaces, run)
@@ -85,12 +103,8 @@ class GroupReader:
             for start in range(0, max(1, len(restrictions)), MAX_CONCURRENT_READS):
                 work.tags = [holders.tag for holders in restrictions[start + MAX_CONCURRENT_READS :]]
                 yield page(await self._read(restrictions[start : start + MAX_CONCURRENT_READS], run))
-        work.tags = sorted(named)
-        named.clear()
-        for number in range(0, len(work.tags), MAX_CONCURRENT_READS):
-            batch, work.tags = work.tags[:MAX_CONCURRENT_READS], work.tags[MAX_CONCURRENT_READS:]
-            members = [self._members(tag, n) for n, tag in enumerate(batch, number)]
-            yield page(await self._read(members, run))
+        async for groups in members(sorted(named)):
+            yield groups
         run.finish()
 
     def _holders(self, tag: str, spaces: Mapping[str, Space]) -> _Holders | None:

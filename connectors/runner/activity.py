@@ -225,12 +225,12 @@ class Activity:
 
 
 def pause_seconds(every: float, *, after: float) -> float:
-    """Return the pause after a run of ``after`` seconds, so that runs begin ``every`` seconds apart. A pause is as long
-    as the run before it, at least, but never longer than ``every``.
+    """Return the pause after a run of ``after`` seconds, so that runs begin ``every`` seconds apart. After a run that
+    took more than half of that, the pause is half of it.
 
-    What a run reads is therefore read again within ``every`` seconds, or within two runs if these take longer.
+    What a run reads is therefore read again within ``every`` seconds, or within the run and half of ``every``.
     """
-    return max(every - after, min(after, every))
+    return max(every - after, every / 2)
 
 
 def is_cancelled() -> bool:
