@@ -56,11 +56,11 @@ BUILT_IN = {
     "web": "connectors.website.source:Website",
 }
 SWEEP_SECONDS_BY_KIND = {
-    "confluence": 240.0,
+    "confluence": 150.0,
     "database": 240.0,
     "git": 240.0,
     "google-drive": 240.0,
-    "jira": 240.0,
+    "jira": 150.0,
     "sharepoint": 240.0,
 }
 """The intervals of sweeps of kinds in which polls do not find what was deleted, moved or restricted. Elsewhere polls
@@ -126,7 +126,7 @@ class Common(BaseModel):
     """The interval at which the source is polled for changes."""
     sweep_seconds: Seconds | None = None
     """The interval of sweeps, which list everything and find what no event and no poll reported. None: that of the
-    kind (240 for Confluence, databases and Jira, otherwise 600)."""
+    kind (SWEEP_SECONDS_BY_KIND, otherwise 600)."""
     groups_seconds: Seconds = GROUPS_SECONDS
     """The interval at which all memberships are read. A reading that takes more than half of it is followed by
     a pause of half of it."""

@@ -263,6 +263,8 @@ async def test_what_only_sweeps_show_is_noticed_within_five_minutes_of_100_000_d
     intervals = plan("confluence" if "confluence" in case.kind else case.kind, tmp_path)
     # A poll may have to start the sweep: the log of changes names the folder that was moved, and nothing below it.
     age = max(seconds + pause_seconds(intervals.sweep_seconds, after=seconds), intervals.poll_seconds + seconds)
+    if intervals.kind in DELETED_BY_SWEEP:  # a document is known to be missing when a whole sweep has not listed it
+        age = 2 * seconds + pause_seconds(intervals.sweep_seconds, after=seconds)
     print(f"{case.kind}: {requests:,.0f} requests, {many.concurrent} at once, {seconds:.0f} s, at most {age:.0f} s old")
     assert age <= MAX_AGE_SECONDS
 
@@ -289,6 +291,8 @@ async def test_a_changed_membership_is_noticed_within_five_minutes_without_an_ev
     assert age <= MAX_AGE_SECONDS
 
 
+DELETED_BY_SWEEP = ("confluence", "jira")
+"""Kinds of which a deleted (in Confluence: purged) document is in no list of changes."""
 KINDS_WITH_SWEEPS = ("confluence", "database", "git", "google-drive", "jira", "sharepoint")
 """Kinds in which some changes are shown by sweeps alone."""
 
