@@ -6,7 +6,6 @@ import tempfile
 
 from connectors.extraction import kinds
 from connectors.extraction.result import CONTENT_CODES, Extracted, Unreadable
-from connectors.extraction.sandbox import extract_blocking
 from connectors.extraction.settings import from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 
@@ -40,6 +39,8 @@ def extract(data: bytes, name: str, media_type: str | None = None) -> Extracted:
         return read_text(data, name, media_type)
     if kind == "ole":
         raise kinds.refuse_ole(data)
+    from connectors.extraction.sandbox import extract_blocking  # with its HTTP client: a folder of texts needs neither
+
     with tempfile.TemporaryFile(buffering=0) as file:
         file.write(data)
         return extract_blocking(file, name, media_type)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from connectors.errors import Answered, Denied, Forbidden, ServerFailed, TooLarge
 from connectors.protocol import Problem
-from connectors.web import Answered, Denied, Forbidden, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ class Message(BaseModel):
     ``observed_at`` is stamped *before* the source was read and grows per source: it orders deletes and access changes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, use_attribute_docstrings=True)
 
     tenant: Segment
     """Whose documents these are. No query crosses tenants."""
@@ -234,7 +234,7 @@ class AnswerInvalidated(Message):
 class Pair(BaseModel):
     """A question and its answer."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, use_attribute_docstrings=True)
 
     question: Annotated[Text, StringConstraints(min_length=1)]
     answer: Text

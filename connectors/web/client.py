@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from connectors.web.errors import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
+from connectors.errors import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
 from connectors.web.limits import (
     SECONDARY_LIMIT,
     SECONDARY_SECONDS,

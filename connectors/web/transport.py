@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpcore
 import httpx
 
-from connectors.web.errors import Forbidden
+from connectors.errors import Forbidden
 from pipeline.core.errors import Misconfigured
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -11,7 +11,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
-from connectors.web.errors import Forbidden
+from connectors.errors import Forbidden
 from connectors.web.transport import Guarded, Hosts, Resolver, default_ssl_context, origin, system_resolver
 from pipeline.core.errors import Misconfigured
 from pipeline.core.retry import retry_after_seconds

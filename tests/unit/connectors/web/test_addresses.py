@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from connectors.web.errors import Forbidden
+from connectors.errors import Forbidden
 from connectors.web.limits import budget_pause
 from connectors.web.transport import Hosts, is_public
 from pipeline.core.errors import Misconfigured
