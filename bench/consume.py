@@ -159,7 +159,7 @@ async def fill(bootstrap: str, records: int) -> None:
     await admin.start()
     await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
     await admin.close()
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=50, compression_type="lz4")
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=50, compression_type="zstd")
     await producer.start()
     for number in range(records):
         await producer.send(TOPIC, bytes(RECORD_BYTES), partition=number % PARTITIONS)

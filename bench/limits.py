@@ -79,7 +79,7 @@ class Parts:
         await admin.start()
         await admin.create_topics([NewTopic(TOPIC, num_partitions=8, replication_factor=1)])
         await admin.close()
-        async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", compression_type="lz4") as producer:
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", compression_type="zstd") as producer:
             with self.timed("kafka"):
                 sent = [await producer.send(TOPIC, text.encode(), key=text[:40].encode()) for text in self.texts]
                 await asyncio.gather(*sent)

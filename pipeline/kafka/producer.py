@@ -228,7 +228,7 @@ class Producer:
             linger_ms=20,
             max_batch_size=256 * 1024,
             max_request_size=MAX_MESSAGE_BYTES + 2**16,  # room for a dead letter's headers
-            compression_type="lz4",
+            compression_type="zstd",
             request_timeout_ms=int(REQUEST_SECONDS * 1000),
             **self._security,
         )
