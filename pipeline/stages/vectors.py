@@ -57,6 +57,9 @@ class _Plan:
     work: Work
     missing: tuple[UUID, ...]
     gone: tuple[UUID, ...]
+    had_rows: bool
+    """Whether the table had rows of it: their copies of its access may be old. Rows of a document that had none come
+    with the access of their ``want_seq``, from whichever worker."""
 
 
 class VectorSink(FinalStage):
@@ -147,7 +150,7 @@ class VectorSink(FinalStage):
         for w in works:
             rows = present.get(w.identity.id, set())
             diff = diff_vectors(w.chunk_ids, rows, {*w.refused, *refused.get(w.identity.id, ())})
-            plans.append(_Plan(w, diff.write, diff.delete))
+            plans.append(_Plan(w, diff.write, diff.delete, bool(rows)))
         return plans
 
     async def _embed(
@@ -264,9 +267,8 @@ class VectorSink(FinalStage):
                             rows.append((i, p.work.identity.id, p.work.access_id, text, value, in_graph))
                 await vectors.insert(connection, generation, rows)
                 await vectors.delete(connection, generation, [i for p in still for i in p.gone])
-                unstamped = await vectors.restamp_access(
-                    connection, generation, {p.work.identity.id: p.work.access_id for p in still}, limit=WRITE_CHUNKS
-                )
+                stale = {p.work.identity.id: p.work.access_id for p in still if p.had_rows}
+                unstamped = await vectors.restamp_access(connection, generation, stale, limit=WRITE_CHUNKS)
                 written = {row[0] for row in rows}
                 complete = [
                     _settled(p.work, refused.get(p.work.identity.id, set()), embedded.get(p.work.identity.id, 0))

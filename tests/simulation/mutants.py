@@ -362,7 +362,9 @@ MUTANTS: tuple[Mutant, ...] = (
         (_SAFEGUARDS,),
     ),
     Mutant("vectors leaves what nobody wants", _VECTORS, "[i for p in still for i in p.gone]", "[]"),
-    Mutant("access is not restamped", _VECTORS, "{p.work.identity.id: p.work.access_id for p in still}", "{}"),
+    Mutant(
+        "access is not restamped", _VECTORS, "{p.work.identity.id: p.work.access_id for p in still if p.had_rows}", "{}"
+    ),
     Mutant(
         "vectors settles before every row is written",
         _VECTORS,
