@@ -216,7 +216,7 @@ class StreamSettings(Part):
     """Key lanes a worker process, each one of live and one of backfill: documents of one key are handled one after
     another, lanes side by side."""
     batch_size: int = 32
-    """Most records that a lane works on at once; vectors half as many, keywords twice (BATCH_FACTOR)."""
+    """Most records that a lane works on at once; keywords twice as many (BATCH_FACTOR)."""
     batch_wait_seconds: float = 0.5
     """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
     pause does not wait."""

@@ -32,10 +32,10 @@ GATHER_SECONDS = 0.02
 PARK_AFTER_TRIES = 3
 """A single record that has failed this often is parked: the lane goes on with other records, and tries it in
 between."""
-BACKFILL_LANES = {"detect": 3, "keywords": 3}
+BACKFILL_LANES = {"detect": 3, "vectors": 4, "keywords": 3}
 """The most backfill lanes of these stages. With as many as live ones, their batches were a third as large, and a large
-batch costs little more than a small one, above all in Elasticsearch. Vectors have all lanes, because a model may take
-time."""
+batch costs little more than a small one, above all in Elasticsearch. Vectors have one for each request that a model
+may get at once (EmbeddingSettings.parallel_requests)."""
 BACKFILL_POLL_SECONDS = 0.1
 """Pause between two checks whether backfill may go on."""
 

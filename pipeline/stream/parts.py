@@ -24,9 +24,9 @@ from pipeline.stream.consume import Consumption
 MODELS = "models"
 """Folder under dist() that holds converted models."""
 
-BATCH_FACTOR = {"detect": 1.0, "vectors": 0.5, "keywords": 2.0}
-"""The size of each stage's batches, as a multiple of settings.stream.batch_size. A vectors batch is small because it is
-embedded as a whole before any of it is written."""
+BATCH_FACTOR = {"detect": 1.0, "vectors": 1.0, "keywords": 2.0}
+"""The size of each stage's batches, as a multiple of settings.stream.batch_size. A vectors batch is smaller than one of
+keywords because it is embedded as a whole before any of it is written."""
 
 
 def _counter(generation: Generation) -> CountTokens:
