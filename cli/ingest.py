@@ -54,7 +54,7 @@ MassDelete = Annotated[
 REFUSALS = {"mass_delete", "root_empty", "policy"}
 """Something that was asked for was not done, and waits for a word: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
-POLL_SECONDS, POLL_PAUSE = 0.03, 5
+POLL_SECONDS, POLL_PAUSE = 0.03, 20
 """Between two looks at what is searchable; or so many times as long as the last one took."""
 POLL_IDS = 2_000
 
@@ -293,7 +293,7 @@ async def _until_searchable(
         began = perf_counter()
         ids = list(islice(waiting, POLL_IDS))
         async with pool.connection() as connection:
-            there = await arrivals(connection, ids)
+            there = await arrivals(connection, ids, only_ended=True)
             dead = await dead_since(connection, ids, since)
         for id_ in ids:
             arrival, expected = there.get(id_), waiting.pop(id_)
