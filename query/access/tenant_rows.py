@@ -43,6 +43,25 @@ async def rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
                     await connection.set_autocommit(False)
 
 
+@asynccontextmanager
+async def read_rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
+    """As ``rows_of``, for statements that only read: BEGIN and COMMIT are no messages of their own. Raises PoolTimeout
+    and psycopg.Error.
+
+    The statements are one pipeline, whose end ends their transaction: do not begin another pipeline, or a transaction,
+    on the connection. Like any other transaction, each statement sees what is committed when it begins.
+    """
+    async with pool.connection() as connection:
+        await connection.set_autocommit(True)
+        try:
+            async with connection.pipeline():
+                await set_tenant(connection, tenant)
+                yield connection
+        finally:  # also when this task is cancelled meanwhile
+            if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                await connection.set_autocommit(False)
+
+
 async def set_tenant(connection: Connection, tenant: str) -> None:
     """Let the connection see this tenant's rows until its current transaction ends."""
     await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [_named(tenant)])

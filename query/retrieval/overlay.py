@@ -17,11 +17,12 @@ import numpy as np
 from pipeline.core.errors import PenstockError
 from pipeline.embedding.port import Vectors
 from pipeline.runtime.tasks import time_limit
+from pipeline.stores.postgres import Connection
 from query.access.verify import Detail
 from query.model import Candidate, Passage
 from query.retrieval.scoring import AnalysedEntry, gained, keyword_query
 from query.retrieval.steps import Steps
-from query.retrieval.stores import DerivedStores, Embedding, Offer, Offers, Query, Scope, Stores
+from query.retrieval.stores import Compared, DerivedStores, Embedding, Offer, Offers, Query, Scope, Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +171,13 @@ class OverlaidStores(_EditedStores):
         embedding: Embedding | None,
         steps: Steps,
         limit: int,
-        withheld: frozenset[UUID] = frozenset(),
+        withheld: frozenset[UUID],
+        compared: Compared,
         *,
         verified: bool,
     ) -> Offer:
         overlay, wider = self._overlay, limit + len(self._overlay.removed)
-        offer = await super()._vectors(question, scope, embedding, steps, wider, withheld, verified=verified)
+        offer = await super()._vectors(question, scope, embedding, steps, wider, withheld, compared, verified=verified)
         if offer.error is None and embedding is not None:
             _, vector = await asyncio.shield(embedding)
             added = [
@@ -206,10 +208,12 @@ class OverlaidStores(_EditedStores):
                 offer.candidates = _merged(offer.candidates, replaced, added, limit)
         return offer
 
-    async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
+    async def verify(
+        self, scope: Scope, candidates: Sequence[Candidate], connection: Connection | None = None
+    ) -> dict[UUID, Passage]:
         overlay = self._overlay
         live = [c for c in candidates if c.chunk_id not in overlay.new and c.chunk_id not in overlay.removed]
-        verified = await super().verify(scope, live)
+        verified = await super().verify(scope, live, connection)
         return {id_: overlay.passages.get(id_, passage) for id_, passage in verified.items()} | {
             c.chunk_id: overlay.passages[c.chunk_id] for c in candidates if c.chunk_id in overlay.new
         }

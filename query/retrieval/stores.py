@@ -22,7 +22,7 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.stores.vectors import of_ids
 from query.access.callers import Caller, Readable
 from query.access.filters import Filters
-from query.access.tenant_rows import NO_TENANT, rows_of
+from query.access.tenant_rows import NO_TENANT, read_rows_of
 from query.access.verify import Detail, describe, verify
 from query.embedding.embedders import require_same
 from query.embedding.shared import Embedded
@@ -126,6 +126,11 @@ class Offer:
 Offers = Mapping[Ranker, Offer]
 
 
+Compared = dict[UUID, Passage | None]
+"""The candidates of one round that were compared with the ledger, whichever store returned them; None: this caller may
+not read it."""
+
+
 class Stores:
     """The queries that a search makes to both stores and the ledger. A pool connection is held only for one store's
     statements, never while waiting for a model or Elasticsearch."""
@@ -182,17 +187,19 @@ class Stores:
                 if ranker == "keyword" or scope.generation.vectors == "elasticsearch":
                     limit = max(limit, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
                 if ranker == "vector":
-                    offer = self._vectors(question, scope, embedding, steps, limit, withheld, verified=not first)
+                    offer = self._vectors(
+                        question, scope, embedding, steps, limit, withheld, compared, verified=not first
+                    )
                 else:
                     offer = self._keywords(question, scope, steps, limit, withheld)
                 offers[ranker] = await offer
             with steps.step("verify"):
-                new = [c for c in offers[ranker].candidates if c.chunk_id not in passages]
-                passages.update(await self.verify(scope, new))
+                await self._compare(scope, offers[ranker].candidates, compared)
 
         while True:
-            passages: dict[UUID, Passage] = {}
+            compared: Compared = {}
             await gather_or_cancel(*(query(ranker) for ranker in rankers))
+            passages = {id_: passage for id_, passage in compared.items() if passage is not None}
             _require_answer(offers)
             for ranker in short:
                 offers[ranker].note_withheld(passages)
@@ -213,11 +220,13 @@ class Stores:
         embedding: Embedding | None,
         steps: Steps,
         limit: int,
-        withheld: frozenset[UUID] = frozenset(),
+        withheld: frozenset[UUID],
+        compared: Compared,
         *,
         verified: bool,
     ) -> Offer:
-        """withheld: candidates of earlier rounds that the caller may not read."""
+        """withheld: candidates of earlier rounds that the caller may not read. compared: rows of the chunk table are
+        added, because their verification needs no connection of its own."""
         seconds = 2 * self.timeouts.vectors
         offer = Offer(limit, withheld=withheld)
         try:
@@ -241,12 +250,13 @@ class Stores:
                             timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
                             tuning=self._tuning,
                         )
+                        await self._compare(scope, offer.candidates, compared, connection)
                 if scan in ("graph", "whole graph") and self._recall is not None:
                     self._recall.offer(query, vector, scan, limit=limit)
                 if scan in ("index", "words"):
                     await self._indexed(question if scan == "words" else None, scope, vector, offer)
         except PenstockError as error:
-            offer.error = error
+            offer.candidates, offer.error = [], error
         return offer
 
     async def _indexed(self, question: Query | None, scope: Scope, vector: Vectors, offer: Offer) -> None:
@@ -357,11 +367,28 @@ class Stores:
         if self._metrics is not None:
             self._metrics.index_fenced.set(fenced)
 
-    async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
+    async def _compare(
+        self,
+        scope: Scope,
+        candidates: Sequence[Candidate],
+        compared: Compared,
+        connection: Connection | None = None,
+    ) -> None:
+        """Verify those that have not been compared yet."""
+        new = [candidate for candidate in candidates if candidate.chunk_id not in compared]
+        passages = await self.verify(scope, new, connection)
+        compared.update((candidate.chunk_id, passages.get(candidate.chunk_id)) for candidate in new)
+
+    async def verify(
+        self, scope: Scope, candidates: Sequence[Candidate], connection: Connection | None = None
+    ) -> dict[UUID, Passage]:
+        """See ``query.access.verify.verify``. connection: of ``self.connection``; None: another one."""
         if not candidates:
             return {}
-        async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as connection:
+        if connection is not None:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
+        async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as another:
+            return await verify(another, scope.generation.name, scope.caller, candidates, scope.filters)
 
     async def embeddings(self, scope: Scope, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
         """See ``pipeline.stores.vectors.of_ids``."""
@@ -387,10 +414,10 @@ class Stores:
 
     @asynccontextmanager
     async def connection(self, seconds: float, doing: str, tenant: str) -> AsyncIterator[Connection]:
-        """A connection that sees only the rows of this tenant."""
+        """A connection that reads only the rows of this tenant: see ``query.access.tenant_rows.read_rows_of``."""
         async with time_limit(seconds, "Postgres"):
             with translated(doing):
-                async with rows_of(self._pool, tenant) as connection:
+                async with read_rows_of(self._pool, tenant) as connection:
                     yield connection
 
 

@@ -150,13 +150,12 @@ async def nearest(
     connection: in a transaction, whose rest has the settings of the scan.
     """
     deadline = monotonic() + timeout_seconds
-    async with connection.pipeline():
-        await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
+    await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
+    candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
+    if scan != "exact" and len(candidates) < limit:
+        scan = "exact"
+        await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, deadline - monotonic(), tuning))
         candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
-        if scan != "exact" and len(candidates) < limit:
-            scan = "exact"
-            await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, deadline - monotonic(), tuning))
-            candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
     return candidates, scan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from hashlib import md5, sha256
 from typing import Any
@@ -45,7 +46,7 @@ from query.access import documents as reading
 from query.access import facets, freshness, published
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters
-from query.access.tenant_rows import rows_of
+from query.access.tenant_rows import read_rows_of, rows_of
 from query.access.verify import describe, verify
 from query.answers import review
 from query.evaluation import golden, promotion
@@ -381,9 +382,42 @@ async def test_the_tenant_setting_is_cleared_when_a_connection_returns_to_the_po
         assert await seen() == 0
 
 
-async def test_a_tenants_name_is_never_interpreted_as_sql(pool: Pool) -> None:
+async def test_nothing_of_a_tenant_remains_on_a_connection_that_read_its_rows(place: Place) -> None:
+    settings = PostgresSettings(dsn=place.query, pool_max_size=1)  # type: ignore[arg-type]
+    async with open_pool(settings, "queries") as pool:
+
+        async def use(statement: str) -> None:
+            async with read_rows_of(pool, HELD) as connection:
+                for _ in range(2):  # the second statement is of the same transaction
+                    cursor = await connection.execute("SELECT count(*) FROM documents")
+                    assert (await cursor.fetchall())[0][0] == 12
+                await (await connection.execute(statement.encode())).fetchall()
+
+        async def require_nothing() -> None:
+            async with pool.connection() as connection:
+                assert not connection.autocommit
+                cursor = await connection.execute("SELECT count(*) FROM documents")
+                assert (await cursor.fetchall())[0][0] == 0
+
+        await use("SELECT 1")
+        await require_nothing()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await use("SELECT 1 / 0")
+        await require_nothing()
+        late = asyncio.create_task(use("SELECT pg_sleep(30)"))
+        await asyncio.sleep(0.3)
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        await require_nothing()
+
+
+@pytest.mark.parametrize("of", [rows_of, read_rows_of])
+async def test_a_tenants_name_is_never_interpreted_as_sql(
+    pool: Pool, of: Callable[[Pool, str], AbstractAsyncContextManager[Connection]]
+) -> None:
     for name in (f"x', true), set_config('penstock.tenant', '{HELD}", f"{HELD}\x00", "\\", "'; COMMIT; --", "\ud800"):
-        async with rows_of(pool, name) as connection:
+        async with of(pool, name) as connection:
             cursor = await connection.execute("SELECT count(*) FROM documents")
             assert (await cursor.fetchall())[0][0] == 0
 
