@@ -50,8 +50,8 @@ VISIT_COST = 8
 41 ms and reading the 9,968 rows took 34 ms."""
 
 OVERFETCH = 2
-"""How many times the limit a walk fetches. With a quarter of all rows readable, a walk for 64 finds 96 % of the 64
-nearest and a walk for 128 finds 97 % (worst case 77 % and 86 %)."""
+"""How many times the limit a walk through signs fetches, besides ``RESCORED``, and up to how long a walk rows are read
+exactly instead. A walk through halfvecs fetches the limit alone (docs/adr/0113)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,9 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
     elif graph is None:
         graph, most_rows, per_document = "words", tuning.most_exact_rows, 1  # a load outdates the planner's estimates
     else:
-        most_rows = max(most_rows, isqrt(VISIT_COST * _walked(query.generation, limit) * rows))
+        most_rows = max(
+            most_rows, isqrt(VISIT_COST * OVERFETCH * RESCORED[query.generation.quantisation] * limit * rows)
+        )
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -258,12 +260,12 @@ _LISTED = """AND EXISTS (
 
 
 def _walked(generation: Generation, limit: int) -> int:
-    return OVERFETCH * RESCORED[generation.quantisation] * limit
+    return limit if generation.quantisation == "halfvec" else OVERFETCH * RESCORED[generation.quantisation] * limit
 
 
 def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
-    """The statement and its parameters. Because relaxed_order returns rows slightly out of order, OVERFETCH times as
-    many are fetched and sorted again."""
+    """The statement and its parameters. What a walk fetches is sorted again: relaxed_order returns rows slightly out of
+    order."""
     generation = query.generation
     parts = {
         "mine": sql.SQL(_MINE),
