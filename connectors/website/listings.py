@@ -29,6 +29,7 @@ MAX_LINE_CHARACTERS = 10_000
 PIECE_BYTES = 64 * 1024
 MAX_URL_CHARACTERS = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000."""
+_BASE = "{http://www.w3.org/XML/1998/namespace}base"
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _ATOM_MOMENTS = ("updated", "modified", "published", "issued")
@@ -82,11 +83,12 @@ def parse(body: bytes, url: str, most: int = MAX_PAGES) -> Listing:
 
 
 def normalised(location: str | None, base: str) -> str | None:
-    """Return the absolute address of a page without its fragment; None: it is no address of a page."""
-    if not location or not location.strip():
+    """Return the absolute address of a page without its fragment; None: it is no address of a page. Longer ones are not
+    looked into: the standard library keeps the last addresses that it took apart."""
+    if not location or not (location := location.strip()) or len(location) > MAX_URL_CHARACTERS:
         return None
     try:
-        url, _ = urldefrag(urljoin(base, location.strip()))
+        url, _ = urldefrag(urljoin(base, location))
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
@@ -158,7 +160,7 @@ class _Reader:
         self._listing = Listing()
         self._open: list[etree._Element] = []
         self._entry: etree._Element | None = None
-        self._elements = self._held = 0
+        self._elements = self._held = self._base_characters = 0
         self.kind = ""
         """The name of the root element."""
 
@@ -191,6 +193,9 @@ class _Reader:
         elif self._entry is None and _name(element) == _ENTRIES[self.kind]:
             self._entry = element
         self._open.append(element)
+        self._base_characters += len(element.get(_BASE, ""))
+        if self._base_characters > MAX_URL_CHARACTERS:  # it would be put together anew for each entry
+            raise BadListing("has a base address that is too long")
         self._elements += 1
         self._held += 1
         if self._elements > MAX_ELEMENTS or self._held > MAX_ENTRY_ELEMENTS:
@@ -198,6 +203,7 @@ class _Reader:
 
     def _end(self, element: etree._Element) -> None:
         self._open.pop()
+        self._base_characters -= len(element.get(_BASE, ""))
         if element is self._entry:
             _ADD[self.kind](self._listing, element, self._url)
             self._entry = None

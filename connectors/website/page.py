@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from urllib.parse import urljoin
 
 from connectors.website.listings import normalised
 
@@ -43,7 +42,7 @@ def _says_no_index(value: str) -> bool:
 class _HeadParser(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._base = url
+        self._base, self._has_base = url, False
         self._is_over = False
         self.no_index = False
         self.canonical: str | None = None
@@ -54,8 +53,8 @@ class _HeadParser(HTMLParser):
         if self._is_over:
             return
         attributes = {name: value or "" for name, value in attrs}
-        if tag == "base" and attributes.get("href"):
-            self._base = urljoin(self._base, attributes["href"])
+        if tag == "base" and attributes.get("href") and not self._has_base:  # the first one counts
+            self._base, self._has_base = normalised(attributes["href"], self._base) or self._base, True
         elif tag == "meta" and attributes.get("name", "").strip().lower() == "robots":
             self.no_index = self.no_index or _says_no_index(attributes.get("content", ""))
         elif tag == "link" and "canonical" in attributes.get("rel", "").lower().split() and self.canonical is None:
@@ -63,3 +62,7 @@ class _HeadParser(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._is_over = self._is_over or tag == "head"
+
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """Read ``<![x[`` as a comment, like browsers: the library ends with an AssertionError."""
+        return self.parse_bogus_comment(i, report)

@@ -25,6 +25,7 @@ from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, syst
 from connectors.website.listings import MAX_LISTING_BYTES, MAX_SITEMAPS, BadListing, Listing, normalised, parse
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, head_of
+from connectors.website.robots import parsed_robots
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.retry import http_date
 from pipeline.runtime.tasks import gather_or_cancel
@@ -34,6 +35,8 @@ PAGE_LISTED = 100
 MAX_ROBOTS_BYTES = 512_000
 """As much as RFC 9309 asks a crawler to read at least."""
 MAX_CRAWL_DELAY_SECONDS = 30.0
+MAX_VALIDATOR_CHARACTERS = 1_000
+"""Longer etags are not kept: pages are then requested without conditions."""
 MAX_CANONICAL_HOPS = 10
 """Longer chains of copies are not followed: their pages are documents."""
 FEED_PAGES = "feed-pages"
@@ -145,7 +148,9 @@ class Website(SmallSource):
         sources = len(seen) + len(self.options.feeds)
         if failed and len(failed) == sources:
             raise Misconfigured("; ".join(f"{url} {reason}" for url, reason in sorted(failed.items())[:3]))
-        selected = {url: lastmod for url, lastmod in pages.items() if self._selects(url)}
+        # In a thread: rules of robots.txt can take as long as all the rest.
+        urls = await asyncio.to_thread(lambda: [url for url in pages if self._selects(url)])
+        selected = {url: pages[url] for url in urls}
         return selected, [Unlisted(part=f"listing {url}", reason=reason) for url, reason in sorted(failed.items())]
 
     async def _feed_pages(self, of_sitemaps: Mapping[str, str | None], failed: dict[str, str]) -> dict[str, str | None]:
@@ -185,7 +190,9 @@ class Website(SmallSource):
             if error.status == 401:
                 raise
             return Protego.parse("")
-        return Protego.parse(fetched.body.decode("utf-8", "replace"))
+        if (robots := await asyncio.to_thread(parsed_robots, fetched.body)) is None:
+            raise Misconfigured("robots.txt has too many rules: its site is not read until it has fewer")
+        return robots
 
     async def _listed_revision(self, url: str, failing: dict[str, str]) -> str | None:
         """Return the revision of a page, or None if it is no document. Where the sitemap does not say whether it has
@@ -234,15 +241,15 @@ class Website(SmallSource):
         fetched = await self._request_page(url, conditions)
         if fetched.status == 304 and known is not None:
             return known
-        return self._record(url, fetched)
+        return await self._record(url, fetched)
 
-    def _record(self, url: str, fetched: Fetched) -> KnownPage:
-        head = head_of(fetched.body, fetched.url, fetched.media_type, fetched.headers)
+    async def _record(self, url: str, fetched: Fetched) -> KnownPage:
+        head = await asyncio.to_thread(head_of, fetched.body, fetched.url, fetched.media_type, fetched.headers)
         canonical = head.canonical or normalised(fetched.url, url)
         self._known_pages()[url] = known = KnownPage(
             digest=hashlib.sha256(fetched.body).hexdigest(),
-            etag=fetched.headers.get("etag"),
-            last_modified=fetched.headers.get("last-modified"),
+            etag=_validator(fetched.headers.get("etag")),
+            last_modified=_validator(fetched.headers.get("last-modified")),
             no_index=head.no_index,
             canonical=None if canonical == url else canonical,
             lastmod=(self._pages or {}).get(url),
@@ -279,7 +286,7 @@ class Website(SmallSource):
                 revision=None if lastmod is None else extracted_revision(lastmod),
             )
         self._failures.succeed(external_id)
-        known = self._record(external_id, fetched)
+        known = await self._record(external_id, fetched)
         if self._is_excluded(external_id):
             return Gone(external_id)
         return await self._document(external_id, fetched, extracted_revision(lastmod or known.digest))
@@ -377,6 +384,10 @@ class Website(SmallSource):
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(pages))
         part.replace(self._file)
+
+
+def _validator(value: str | None) -> str | None:
+    return None if value is None or len(value) > MAX_VALIDATOR_CHARACTERS else value
 
 
 def page_metadata(url: str) -> Metadata:

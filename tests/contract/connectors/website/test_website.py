@@ -155,6 +155,22 @@ async def test_robots_txt_is_obeyed(desk: Desk) -> None:
         await listing(source)
 
 
+async def test_a_robots_txt_of_too_many_rules_stops_its_site(desk: Desk) -> None:
+    desk.page("/open")
+    desk.site.robots = "User-agent: *\n" + "Disallow: /x\n" * 20_000
+    with pytest.raises(Misconfigured, match=r"robots\.txt"):
+        await listing(desk.source())
+
+
+async def test_an_etag_of_very_many_characters_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.website.source.MAX_VALIDATOR_CHARACTERS", 3)
+    desk.page("/a")
+    source = desk.source()
+    await listing(source)
+    await listing(source)
+    assert desk.requested() == [("/a", 200), ("/a", 200)]
+
+
 @pytest.mark.parametrize("lastmod", [None, "2026-01-01"])
 async def test_pages_with_noindex_and_copies_are_no_documents(desk: Desk, lastmod: str | None) -> None:
     desk.page("/a", lastmod=lastmod, head="<link rel=canonical href='/a'>")
