@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from connectors.airbyte.messages import Broken, Lines, Message, Unstorable, parsed
 from connectors.airbyte.options import AirbyteOptions
@@ -21,6 +21,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 CHUNK_BYTES = 256 * 1024
 END_SECONDS = 10.0
 """Between the request to end and the end by force."""
+POLL_SECONDS = 0.02
 PREFIX = "run-"
 Command = Literal["spec", "check", "discover", "read"]
 
@@ -116,13 +117,16 @@ def _parsed(lines: Iterator[bytes | Unstorable]) -> Iterator[Message]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the program's group: with a signal that it can handle, then by force."""
+    """End the program's group: with a signal that it can handle, then by force. ``wait`` would also wait for the end of
+    an output that nobody reads any more, which a process that has left the group may hold open."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS if number == signal.SIGTERM else None):
-                await process.wait()
+            async with asyncio.timeout(END_SECONDS):
+                while process.returncode is None:
+                    await asyncio.sleep(POLL_SECONDS)
+    cast(Any, process)._transport.close()  # and its pipe: the object has no method for it
 
 
 @contextmanager

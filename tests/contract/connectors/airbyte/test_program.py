@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
+from connectors.airbyte.program import Program
 from connectors.airbyte.source import Airbyte
 from connectors.conform.memory_runner import InMemory, MemoryRunner
 from connectors.declared import options
@@ -357,6 +358,34 @@ async def test_a_source_that_is_cancelled_ends_its_program_with_all_its_processe
     with pytest.raises(asyncio.CancelledError):
         await running
     await assert_ended(int(pid_file.read_text()))
+
+
+ENDLESS = """
+import os, signal
+if os.fork() == 0:
+    if DAEMON:
+        os.setsid()  # beyond the signals for the group, with the same output
+    signal.alarm(30)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+line = b'{"type": "LOG", "log": {"level": "INFO", "message": "m"}}' + bytes([10])
+record = b'{"type": "RECORD", "record": {"stream": "s", "data": {"x": 1}, "emitted_at": 1}}' + bytes([10])
+while True:
+    os.write(1, record + line * 1000)
+"""
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+async def test_a_run_of_a_program_that_writes_without_end_and_ignores_requests_to_end_is_over(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_daemon: bool
+) -> None:
+    """It hung for ever, and with it its source: nobody read the output that was waited for."""
+    monkeypatch.setattr("connectors.airbyte.program.END_SECONDS", 0.5)
+    program = (sys.executable, "-c", ENDLESS.replace("DAEMON", str(is_daemon)))
+    run = Program(desk.source(program=program).options, desk.folder).run("read")
+    async with asyncio.timeout(20):
+        assert await anext(run)
+        await asyncio.sleep(0.5)  # while the pipe fills up
+        await run.aclose()
 
 
 async def assert_ended(pid: int) -> None:
