@@ -124,7 +124,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, number)
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                while process.returncode is None:
+                while process.returncode is None:  # noqa: ASYNC110 — nothing tells of it but wait()
                     await asyncio.sleep(POLL_SECONDS)
     cast(Any, process)._transport.close()  # and its pipe: the object has no method for it
 

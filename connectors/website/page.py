@@ -65,4 +65,4 @@ class _HeadParser(HTMLParser):
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
         """Read ``<![x[`` as a comment, like browsers: the library ends with an AssertionError."""
-        return self.parse_bogus_comment(i, report)
+        return self.parse_bogus_comment(i, bool(report))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -382,6 +382,7 @@ async def test_a_run_of_a_program_that_writes_without_end_and_ignores_requests_t
     monkeypatch.setattr("connectors.airbyte.program.END_SECONDS", 0.5)
     program = (sys.executable, "-c", ENDLESS.replace("DAEMON", str(is_daemon)))
     run = Program(desk.source(program=program).options, desk.folder).run("read")
+    assert isinstance(run, AsyncGenerator)
     async with asyncio.timeout(20):
         assert await anext(run)
         await asyncio.sleep(0.5)  # while the pipe fills up

@@ -162,7 +162,7 @@ async def test_a_robots_txt_of_too_many_rules_stops_its_site(desk: Desk) -> None
         await listing(desk.source())
 
 
-async def test_an_etag_of_very_many_characters_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_etag_of_very_many_characters_is_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.website.source.MAX_VALIDATOR_CHARACTERS", 3)
     desk.page("/a")
     source = desk.source()
