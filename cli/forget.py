@@ -334,6 +334,7 @@ class Work:
         await self._conversations(tenant, name)
         await self._named(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
+        await self._refuse_memberships_of(tenant, name, [source for (source,) in rows])
         await self._erase("person", scope)
         [(self.promoted_from_feedback,)] = await self._all(
             "SELECT count(*) FROM eval_queries WHERE tenant = %(tenant)s AND cardinality(givers) > 0", tenant=tenant
@@ -667,6 +668,17 @@ class Work:
             async with self.pool.connection() as connection:
                 floor = await raise_membership_floor(connection, tenant, source)
                 await keep_stamp(connection, tenant, source, floor)
+
+    async def _refuse_memberships_of(self, tenant: str, person: str, sources: Sequence[str]) -> None:
+        from connectors.runner.rows import keep_stamp
+        from pipeline.ledger.personal import raise_person_floor
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection:
+                floor = await raise_person_floor(connection, tenant, person)
+                for source in sources:
+                    await keep_stamp(connection, tenant, source, floor)
 
     async def _until(self, statement: str, what: str, **values: Any) -> None:
         try:

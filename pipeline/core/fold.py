@@ -9,8 +9,11 @@ docs/wire.md describes this for producers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
+
+MAX_AHEAD = timedelta(minutes=5)
+"""An event whose observed_at is further ahead of our clock is poison: it would win over every later revocation."""
 
 Change = Literal["content", "metadata", "access", "deleted"]
 Outcome = Literal[

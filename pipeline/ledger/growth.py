@@ -56,6 +56,7 @@ GROWTH: Mapping[str, Growth] = {
     "conflict_decisions": Growth("documents", "what a person decided of a conflict", "goes with the conflict"),
     "conflict_examined": Growth("documents", "a document that was compared", "goes with the document's text", 1),
     "memberships": Growth("people", "a person's groups in a source", f"{_RETENTION}MEMBERSHIPS_DAYS without a group"),
+    "person_floors": Growth("kept", "a person who was forgotten", "stays, so that it holds"),
     "membership_floors": Growth("declared", "a source that was forgotten", "stays, so that it holds"),
     "dead_letters": Growth("age", "a dead letter", f"{_RETENTION}DEAD_LETTERS_DAYS"),
     "dead_letter_trail": Growth("age", "what was done with a dead letter", "goes with the dead letter"),

@@ -18,6 +18,8 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable
 from psycopg.rows import dict_row
 
+from pipeline.core.conversations import subject_digest
+from pipeline.core.fold import MAX_AHEAD
 from pipeline.stores.postgres import Connection
 
 SETS_AT_ONCE = 100
@@ -288,6 +290,7 @@ PLACES: tuple[Place, ...] = (
         age=Age("memberships_days", _by_owner("memberships")),
     ),
     Place("membership_floors", free="tenant source observed_at"),
+    Place("person_floors", free="tenant subject observed_at"),
     Place(
         "connector_items",
         personal="external_id scope stat revision acl_tags required_tags problem_message",
@@ -597,14 +600,29 @@ CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id acces
 
 async def raise_membership_floor(connection: Connection, tenant: str, source: str) -> datetime:
     """Have the stage identities ignore every membership of a source that was observed until now. To be committed before
-    the rows that say so themselves are erased. Returns the moment, after which the source's clock has to go on."""
+    the rows that say so themselves are erased. Returns the moment, after which the source's clock has to go on; it is
+    no later than what the stage accepts at all, whatever a connector has written of its clock."""
     cursor = await connection.execute(
         "INSERT INTO membership_floors AS f (tenant, source, observed_at) SELECT %(tenant)s, %(source)s,"
-        " greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships WHERE tenant = %(tenant)s"
-        " AND source = %(source)s), (SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s"
-        " AND source = %(source)s)) ON CONFLICT (tenant, source) DO UPDATE SET"
+        " least(clock_timestamp() + %(ahead)s, greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships"
+        " WHERE tenant = %(tenant)s AND source = %(source)s), (SELECT observed_at FROM connector_sources"
+        " WHERE tenant = %(tenant)s AND source = %(source)s))) ON CONFLICT (tenant, source) DO UPDATE SET"
         " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
-        {"tenant": tenant, "source": source},
+        {"tenant": tenant, "source": source, "ahead": MAX_AHEAD},
+    )
+    [(floor,)] = await cursor.fetchall()
+    return cast(datetime, floor)
+
+
+async def raise_person_floor(connection: Connection, tenant: str, person: str) -> datetime:
+    """Have the stage identities ignore every membership of a person that was observed until now, in all sources of the
+    tenant. To be committed before the person's rows are erased. Returns the moment."""
+    cursor = await connection.execute(
+        "INSERT INTO person_floors AS f (tenant, subject, observed_at) SELECT %(tenant)s, %(subject)s,"
+        " greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships WHERE tenant = %(tenant)s"
+        " AND principal = %(person)s)) ON CONFLICT (tenant, subject) DO UPDATE SET"
+        " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
+        {"tenant": tenant, "subject": subject_digest(person), "person": person},
     )
     [(floor,)] = await cursor.fetchall()
     return cast(datetime, floor)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from pipeline.core.addresses import openable
 from pipeline.core.errors import Poison
-from pipeline.core.fold import Access, Delete, Event, Upsert
+from pipeline.core.fold import MAX_AHEAD, Access, Delete, Event, Upsert
 from pipeline.core.identity import content_hash, document_id, meta_hash, qualify
 from pipeline.core.model import Lane
 from pipeline.core.normalise import RECORD_SEPARATOR, clean, is_html, normalise
@@ -15,9 +15,6 @@ from pipeline.ledger.documents import Fields, Identity
 from pipeline.stages.stage import Incoming
 from topics.codec import BadMessage, decode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
-
-MAX_AHEAD = timedelta(minutes=5)
-"""An event whose observed_at is further ahead of our clock is poison: it would win over every later revocation."""
 
 DocumentEvent = DocumentUpserted | DocumentDeleted | AccessChanged
 

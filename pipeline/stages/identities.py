@@ -1,7 +1,8 @@
 """The identities stage: writes each principal's full set of groups to the ledger.
 
-The newest observation wins; of two observations of the same time, what both contain. What was observed of a source
-before it was forgotten changes nothing.
+The newest observation wins; of two observations of the same time, what both contain. What was observed of a source or a
+person before these were forgotten changes nothing, and neither does what is as old as memberships that were erased by
+age (docs/adr/0111-floors-of-people.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from pipeline.core.conversations import subject_digest
 from pipeline.core.errors import Poison
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Lane
@@ -49,7 +51,7 @@ class Identities(FinalStage):
             batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name
         )
         rows = [
-            (m.tenant, m.source, m.principal, m.groups, m.observed_at)
+            (m.tenant, m.source, m.principal, m.groups, m.observed_at, subject_digest(m.principal))
             for m in sorted_batch.accepted
             if isinstance(m, IdentityChanged)
         ]
@@ -58,15 +60,18 @@ class Identities(FinalStage):
         self._dead.count_accepted(sorted_batch.valid, stage=self.name)
         await self._dead.add_all(sorted_batch.poison, stage=self.name)  # last: a flood must not delay valid records
 
-    async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
+    async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime, bytes]]) -> None:
         with translated("identities"):
             async with self._pool.connection() as connection:
                 await connection.cursor().executemany(
                     "INSERT INTO memberships AS m (tenant, source, principal, groups, observed_at)"
-                    " SELECT * FROM (VALUES (%s, %s, %s, %s::text[], %s::timestamptz))"
-                    " AS r (tenant, source, principal, groups, observed_at)"
+                    " SELECT tenant, source, principal, groups, observed_at"
+                    " FROM (VALUES (%s, %s, %s, %s::text[], %s::timestamptz, %s::bytea))"
+                    " AS r (tenant, source, principal, groups, observed_at, subject)"
                     " WHERE NOT EXISTS (SELECT FROM membership_floors f WHERE f.tenant = r.tenant"
                     " AND f.source = r.source AND f.observed_at >= r.observed_at)"
+                    " AND NOT EXISTS (SELECT FROM person_floors f WHERE f.tenant = r.tenant"
+                    " AND f.subject = r.subject AND f.observed_at >= r.observed_at)"
                     " ON CONFLICT (tenant, principal, source) DO UPDATE"
                     " SET observed_at = excluded.observed_at, groups = CASE"
                     " WHEN excluded.observed_at > m.observed_at THEN excluded.groups"

@@ -331,6 +331,7 @@ async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Spac
     [unknown] = [entry for entry in output["remains"] if entry["where"] == "Postgres eval_queries"]
     assert unknown["why"].startswith("1 golden questions that were promoted from feedback")
     await assert_forgotten(space)
+    assert await space.query("SELECT count(*) FROM person_floors WHERE tenant = 'acme'") == [(1,)]
     assert await space.query(
         "SELECT count(*) FROM documents WHERE external_id = 'rules.md' AND deleted_at IS NULL"
     ) == [(1,)]

@@ -49,7 +49,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, document_events, access_sets, manifests, superseded, open_bulks, audit_runs, audit_documents,
     audit_differences, embedding_days, conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
-GRANT SELECT ON membership_floors TO penstock_worker;  -- only `penstock forget` raises them
+GRANT SELECT ON membership_floors, person_floors TO penstock_worker;  -- `penstock forget` and erasure by age raise them
 -- The producers' rights: only the owner enrols producers.
 GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;
 GRANT SELECT ON metadata_keys TO penstock_worker, penstock_query;  -- only the owner declares keys
@@ -174,7 +174,7 @@ BEGIN
         GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_operator;
         GRANT SELECT ON
             generations, documents, access_sets, document_bodies, document_events, superseded, manifests, index_state, handled,
-            memberships, membership_floors, dead_letters, dead_letter_trail, audit_differences, uploads,
+            memberships, membership_floors, person_floors, dead_letters, dead_letter_trail, audit_differences, uploads,
             connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
             connector_memory, connector_differences, connector_publications, connector_freshness,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
@@ -196,7 +196,9 @@ BEGIN
         GRANT UPDATE (seq, announced_seq) ON documents TO penstock_operator;
         GRANT USAGE ON SEQUENCE ledger_seq TO penstock_operator;
         GRANT UPDATE ON connectors, connector_groups, conversation_pairs TO penstock_operator;
-        GRANT INSERT, UPDATE ON index_state, connector_items, connector_sources, membership_floors, conversation_members, conversation_chunks
+        GRANT INSERT, UPDATE ON
+            index_state, connector_items, connector_sources, membership_floors, person_floors, conversation_members,
+            conversation_chunks
             TO penstock_operator;
         GRANT EXECUTE ON FUNCTION ledger_documents, uploads_usage TO penstock_operator;
     END IF;

@@ -95,6 +95,7 @@ OWNERS_ALONE = {
     "query_use",
     "metadata_keys",
     "membership_floors",
+    "person_floors",
 }
 """Tables that only the owner may write: versions, generations and their builds, accepted servers, producers, and the
 tenants of readers. Usage of budgets is written by functions alone."""

@@ -23,9 +23,10 @@ from psycopg_pool import AsyncConnectionPool
 
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.fold import MAX_AHEAD
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Vectors
-from pipeline.ledger.personal import Scope, erase, raise_membership_floor
+from pipeline.ledger.personal import Scope, erase, raise_membership_floor, raise_person_floor
 from pipeline.runtime.settings import ElasticsearchSettings, EmbeddingSettings, dist
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.identities import Identities
@@ -306,6 +307,63 @@ async def test_memberships_of_a_forgotten_source_do_not_come_back_with_a_source_
     assert await sources() == ["drive", "wiki"]
     caller = await library.caller(tenant, principals=["ann"])
     assert external_ids(await library.search.search("minutes", caller)) == ["b.md"]
+
+
+async def test_memberships_of_a_forgotten_or_long_departed_person_do_not_come_back(
+    library: Library, tenant: str
+) -> None:
+    """Somebody who could write the topic, without a key, had sent signed records of before again: the rows that would
+    refuse them were erased."""
+    stage, now = Identities(library.pool, DeadLetters(library.pool, Outbox(), library.metrics)), datetime.now(UTC)
+    long_ago = now - timedelta(days=200)
+
+    async def arrives(
+        principal: str, observed_at: datetime, groups: Sequence[str] = ("board",), source: str = "wiki"
+    ) -> None:
+        record = encode(
+            IdentityChanged(
+                tenant=tenant, source=source, principal=principal, groups=list(groups), observed_at=observed_at
+            )
+        )
+        await stage.handle([Incoming("identities", 0, 0, record.key, record.value, record.headers, "live")])
+
+    async def held() -> list[tuple[str, str]]:
+        return await library.execute(
+            "SELECT principal, source FROM memberships WHERE tenant = %s AND groups <> '{}' ORDER BY 1, 2", tenant
+        )
+
+    # Forgotten
+    for name in ("ann", "bob"):
+        await arrives(name, now)
+    async with library.pool.connection() as connection:
+        floor = await raise_person_floor(connection, tenant, "ann")
+        await erase(connection, "person", Scope(tenant, person="ann"))
+    for source in ("wiki", "drive"):
+        await arrives("ann", now, source=source)
+        await arrives("bob", now, source=source)
+    assert await held() == [("bob", "drive"), ("bob", "wiki")]
+    [names] = zip(*await library.execute("SELECT f::text FROM person_floors f WHERE tenant = %s", tenant), strict=True)
+    assert "ann" not in names[0].removeprefix(f"({tenant},")
+    await arrives("ann", floor + timedelta(microseconds=1))
+    assert ("ann", "wiki") in await held()
+
+    # Departed, and erased by age
+    await arrives("eve", long_ago)
+    await arrives("eve", long_ago + timedelta(days=1), ())
+    await library.execute("SELECT erase_by_age('memberships', 120, 1000)")
+    assert await library.execute("SELECT FROM memberships WHERE tenant = %s AND principal = 'eve'", tenant) == []
+    await arrives("eve", long_ago)
+    assert "eve" not in {name for name, _ in await held()}
+    await arrives("new", now - timedelta(days=100))
+    assert ("new", "wiki") in await held()
+
+
+async def test_the_floor_of_a_forgotten_source_is_no_later_than_what_is_accepted(library: Library, tenant: str) -> None:
+    """A connector that wrote a far time as the clock of a source had its memberships refused for ever."""
+    await library.execute("INSERT INTO connector_sources VALUES (%s, 'wiki', 'infinity')", tenant)
+    async with library.pool.connection() as connection:
+        floor = await raise_membership_floor(connection, tenant, "wiki")
+    assert floor <= datetime.now(UTC) + MAX_AHEAD
 
 
 async def test_a_caller_without_tags_or_with_wildcards_finds_nothing(library: Library, tenant: str) -> None:

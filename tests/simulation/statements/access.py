@@ -10,7 +10,7 @@ from tests.simulation.statements.registry import statement, tags_of
 
 @statement("INSERT INTO memberships AS m (tenant, source, principal, groups, observed_at)")
 async def _membership(tx: Transaction, p: Any) -> int:
-    tenant, source, principal, groups, observed_at = p  # no history forgets a source
+    tenant, source, principal, groups, observed_at, _ = p  # no history forgets a source or a person
     row = await tx.lock("memberships", tenant, principal, source)
     if row is not None and observed_at < row["observed_at"]:
         return 0
