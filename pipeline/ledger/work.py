@@ -337,9 +337,11 @@ async def set_aside(
 async def pending(connection: Connection, generation: str, *, within_seconds: float, most: int) -> int:
     """The number of states of this generation that have been pending for at most ``within_seconds`` and have not
     failed, counted up to ``most``. What has been pending longer may wait for a store with an outage."""
+    # Ordered, so that the index of what is pending is read: Postgres takes a third of all states for pending, and would
+    # read the whole table, of which hardly any is.
     cursor = await connection.execute(
         "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 AND generation = %s"
-        " AND pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
+        " AND pending_since > clock_timestamp() - make_interval(secs => %s) ORDER BY next_at LIMIT %s) waiting",
         [generation, within_seconds, most],
     )
     row = await cursor.fetchone()
