@@ -96,6 +96,7 @@ def _settings(port: int, settings: LocalSettings) -> dict[str, object]:
         "unix_socket_directories": "''",
         "max_connections": 200,
         "shared_buffers": f"{settings.postgres_shared_buffers_mb}MB",
+        "effective_cache_size": f"{settings.postgres_effective_cache_mb or psutil.virtual_memory().total >> 21}MB",
         "maintenance_work_mem": "512MB",
         "dynamic_shared_memory_type": _dynamic_shared_memory(),
         "max_wal_size": "2GB",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any, Literal, LiteralString
 from uuid import UUID
 
+import structlog
 from psycopg import sql
 from psycopg.errors import DiskFull
 
@@ -15,6 +16,8 @@ from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import LOCK_WAIT
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import Connection
+
+log = structlog.get_logger()
 
 GRAPH_BYTES_A_ROW = 500
 """The memory that building an HNSW graph (m = 16) takes for each row, besides the row's vector."""
@@ -68,21 +71,33 @@ async def build_graph(
             raise
         await connection.execute(one)
         await create_graph(connection, generation, name=name, concurrently=True)
-    await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(generation.chunk_table)))
+    # Searches compare the two tables' estimates (query.retrieval.vectors), so both have to be of the same time.
+    await connection.execute(sql.SQL("ANALYZE {}, documents").format(sql.Identifier(generation.chunk_table)))
+
+
+def graph_build_bytes(rows: int, bits_a_value: int, dimensions: int) -> int:
+    """The memory in which a graph of so many rows is built."""
+    return rows * (dimensions * bits_a_value // 8 + GRAPH_BYTES_A_ROW)
 
 
 async def _allow_memory(connection: Connection, generation: Generation) -> None:
-    """Raise maintenance_work_mem so that the graph fits into it, but not above a quarter of effective_cache_size. A
-    graph that does not fit is built more slowly."""
-    bytes_a_value = 2 if generation.vector_type == "halfvec" else 4
+    """Raise maintenance_work_mem so that the graph fits into it, but not above a quarter of effective_cache_size. The
+    rows of a graph that do not fit are added one by one, which takes several times as long."""
     held = await rows(connection, generation.chunk_table)
-    needed = held * (generation.dimensions * bytes_a_value + GRAPH_BYTES_A_ROW) // 1024
-    await connection.execute(
-        "SELECT set_config('maintenance_work_mem', greatest("
+    bits = 1 if generation.quantisation == "binary" else 16 if generation.vector_type == "halfvec" else 32
+    needed = graph_build_bytes(held, bits, generation.dimensions) // 1024
+    cursor = await connection.execute(
+        "SELECT pg_size_bytes(set_config('maintenance_work_mem', greatest("
         " pg_size_bytes(current_setting('maintenance_work_mem')) / 1024,"
-        " least(%s::bigint, pg_size_bytes(current_setting('effective_cache_size')) / 4096))::text || 'kB', false)",
+        " least(%s::bigint, pg_size_bytes(current_setting('effective_cache_size')) / 4096))::text || 'kB', false))"
+        " / 1024",
         [needed],
     )
+    [allowed] = await cursor.fetchone() or (needed,)
+    if allowed < needed:
+        log.warning(
+            "graph_exceeds_memory", generation=generation.name, needed_mb=needed >> 10, allowed_mb=allowed >> 10
+        )
 
 
 CLEAR_ROWS = 1_000

@@ -54,6 +54,7 @@ LogEvent = Literal[
     "generations_not_followed",
     "google_drive_problem_reported",
     "graph_delayed",
+    "graph_exceeds_memory",
     "graph_step_finished",
     "graph_step_started",
     "hints_rescued",

@@ -10,11 +10,13 @@ from time import monotonic
 import numpy as np
 import pytest
 from psycopg.errors import UndefinedColumn
+from structlog.testing import capture_logs
 
 from deploy.local.stack import Stack
 from pipeline.core import graph as deciding
 from pipeline.core.graph import LATE_FOR_SECONDS
 from pipeline.core.model import Generation
+from pipeline.ledger import generation_tables
 from pipeline.ledger.generation_tables import build_graph
 from pipeline.observability.metrics import Metrics
 from pipeline.stages import graph as keeping
@@ -355,3 +357,20 @@ async def test_migrate_completes_a_chunk_table_made_by_an_older_version(library:
     assert await migrate(library.settings.postgres) == []
     await library.put(*pages(3))
     assert len((await nearest(library))[0]) == 3
+
+
+async def test_a_graph_that_does_not_fit_into_memory_is_logged(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was built for hours, and nothing said why."""
+    await library.put(*pages(3))
+    async with unlimited(library.settings.postgres, "test") as connection:
+        with capture_logs() as logged:
+            await build_graph(connection, library.generation)
+        assert not logged
+        monkeypatch.setattr(generation_tables, "GRAPH_BYTES_A_ROW", 10 * 2**40)
+        with capture_logs() as logged:
+            await build_graph(connection, library.generation)
+    [seen] = logged
+    assert seen["event"] == "graph_exceeds_memory"
+    assert seen["needed_mb"] > seen["allowed_mb"] >= 512
