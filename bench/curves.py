@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +108,11 @@ CURVES: Mapping[str, Callable[[Axes, Results], None]] = {
 }
 
 
-def draw(measured: Results, folder: Path) -> list[str]:
-    """Draw the curves and return their names."""
-    import matplotlib as mpl  # takes a second, and only drawing needs it
-    from matplotlib.figure import Figure
+@contextmanager
+def styled() -> Iterator[None]:
+    """Let all pictures that are drawn while the block runs look alike, with the same bytes for the same results."""
+    import matplotlib as mpl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
     with mpl.rc_context(
         {
             "svg.hashsalt": "penstock",
@@ -125,6 +124,16 @@ def draw(measured: Results, folder: Path) -> list[str]:
             "axes.spines.right": False,
         }
     ):
+        yield
+
+
+def draw(measured: Results, folder: Path) -> list[str]:
+    """Draw the curves and return their names."""
+    from matplotlib.figure import Figure  # takes a second, and only drawing needs it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with styled():
         for name, curve in CURVES.items():
             figure = Figure(figsize=INCHES, layout="constrained")
             axes = figure.add_subplot()

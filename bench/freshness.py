@@ -48,7 +48,7 @@ _SETTLED = """
     FROM documents d
     JOIN index_state v ON v.document_id = d.id AND v.store = 'vectors'
     JOIN index_state k ON k.document_id = d.id AND k.store = 'keywords'
-    WHERE d.source = 'live' AND v.seq >= v.want_seq AND k.seq >= k.want_seq AND d.external_id = ANY(%s)
+    WHERE d.tenant = %s AND d.source = %s AND v.seq >= v.want_seq AND k.seq >= k.want_seq AND d.external_id = ANY(%s)
 """
 
 
@@ -59,6 +59,9 @@ class Load:
     run: Running
     sender: Producer
     corpus: Corpus
+    tenant: str = "default"
+    source: str = "live"
+    """The source of the documents that are edited."""
     texts: list[str] = field(default_factory=list)
     """Texts of the documents that are edited."""
     waiting: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -71,14 +74,18 @@ class Load:
     behind: float = 0.0
     """The longest delay of the publisher itself, in seconds."""
 
-    async def publish(self, documents: Sequence[tuple[str, str]], topic: Topic, source: str = "live") -> None:
+    def tags(self, _name: str) -> list[str]:
+        """Return the access tags of a document."""
+        return ["staff", f"user:{getpass.getuser()}"]
+
+    async def publish(self, documents: Sequence[tuple[str, str]], topic: Topic, source: str | None = None) -> None:
         now = datetime.now(UTC)
         await deliver(
             self.sender.send(
                 topic,
                 DocumentUpserted(
-                    tenant="default",
-                    source=source,
+                    tenant=self.tenant,
+                    source=source or self.source,
                     external_id=name,
                     version=time.time_ns(),
                     observed_at=now,
@@ -86,7 +93,7 @@ class Load:
                     title=name,
                     content=text,
                     media_type="text/markdown",
-                    acl_tags=["staff", f"user:{getpass.getuser()}"],
+                    acl_tags=self.tags(name),
                 ),
             )
             for name, text in documents
@@ -111,9 +118,10 @@ class Load:
         )
         return int(count)
 
-    async def edit(self, rate: float, until: float) -> int:
-        """Edit one word of one document after another at a steady pace. Returns the number of edits."""
-        dice, began, sent = random.Random(1), time.monotonic(), 0
+    async def edit(self, rate: float, until: float, *, seed: int = 1) -> int:
+        """Edit one word of one document after another at a steady pace. Returns the number of edits. seed: other edits
+        for another seed."""
+        dice, began, sent = random.Random(seed), time.monotonic(), 0
         order = dice.sample(range(len(self.texts)), len(self.texts))
         sending: set[asyncio.Task[None]] = set()
         while (now := time.monotonic()) < until:
@@ -123,7 +131,7 @@ class Load:
                 await asyncio.sleep(due - now)
             n = order[sent % len(order)]
             words = self.texts[n].split(" ")
-            words[dice.randrange(len(words))] = f"edit{sent}n"
+            words[dice.randrange(len(words))] = f"edit{seed}n{sent}n"
             self.texts[n] = " ".join(words)
             sent += 1
             task = asyncio.create_task(self._edit_one(f"{n}.md", self.texts[n]))
@@ -142,7 +150,7 @@ class Load:
         ) as connection:
             while True:
                 names = list(self.waiting)
-                cursor = await connection.execute(_SETTLED.encode(), [names])
+                cursor = await connection.execute(_SETTLED.encode(), [self.tenant, self.source, names])
                 for name, version, vectors, keywords in await cursor.fetchall():
                     # A version is newer than its edit's note, so it includes all edits noted before.
                     for noted, when in self.waiting.pop(name):

@@ -96,6 +96,7 @@ class WordVectors:
         self.dimensions = dimensions
         self._scale = np.arange(1, dimensions + 1) ** -DECAY
         self._known: dict[str, Vectors] = {}
+        self._words = corpus.words
         self._rank = {w: n for n, w in enumerate(corpus.words)}
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -110,6 +111,25 @@ class WordVectors:
     async def aclose(self) -> None:
         pass
 
+    @cached_property
+    def _table(self) -> Vectors:
+        """The vectors of the vocabulary, by rank: float32 (VOCABULARY, dimensions)."""
+        return np.array([self._drawn(w) for w in self._words], dtype=np.float32)
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of many texts: float32 (len(texts), dimensions), as ``vector`` makes them, in a tenth of the
+        time. Words that are not in the vocabulary are not kept, for there may be any number of them."""
+        rows = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            words = re.findall(r"\w+", text.lower()) or ["nothing"]
+            ranks = [self._rank.get(w, -1) for w in words]
+            np.sum(self._table[[rank for rank in ranks if rank >= 0]], axis=0, out=row)
+            for w, rank in zip(words, ranks, strict=True):
+                if rank < 0:
+                    row += self._drawn(w)
+            row /= np.linalg.norm(row)
+        return rows
+
     def vector(self, text: str) -> Vectors:
         """float32 (dimensions,), unit length."""
         words = re.findall(r"\w+", text.lower()) or ["nothing"]
@@ -118,7 +138,10 @@ class WordVectors:
 
     def _of(self, one: str) -> Vectors:
         if one not in self._known:
-            rare = 1 / (1 + 200 / (10 + self._rank.get(one, VOCABULARY)))
-            dice = np.random.default_rng(crc32(one.encode()))
-            self._known[one] = (rare * self._scale * dice.standard_normal(self.dimensions)).astype(np.float32)
+            self._known[one] = self._drawn(one)
         return self._known[one]
+
+    def _drawn(self, one: str) -> Vectors:
+        rare = 1 / (1 + 200 / (10 + self._rank.get(one, VOCABULARY)))
+        dice = np.random.default_rng(crc32(one.encode()))
+        return np.asarray(rare * self._scale * dice.standard_normal(self.dimensions), dtype=np.float32)

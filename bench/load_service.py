@@ -27,11 +27,14 @@ from query.settings import load as load_query
 
 
 @asynccontextmanager
-async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> AsyncIterator[tuple[str, psutil.Process]]:
+async def served(
+    folder: Path, dimensions: int, more: Mapping[str, str], *, model: str = WordVectors.model
+) -> AsyncIterator[tuple[str, psutil.Process]]:
     """Run the service in a separate process. Yields its address and the process.
 
-    folder: a PENSTOCK_HOME that uses the library. more: further settings; a file of keys in them replaces the default
-    one. The result cache is off and the limits of a caller are lifted; concurrency and queue have their defaults."""
+    folder: a PENSTOCK_HOME that uses the library. model: the name of its generation's. more: further settings; a file
+    of keys in them replaces the default one. The result cache is off and the limits of a caller are lifted; concurrency
+    and queue have their defaults."""
     ends = (datetime.now(UTC) + timedelta(days=7)).date()
     keys = (
         []
@@ -61,6 +64,7 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
         "-m",
         "bench.load_service",
         str(dimensions),
+        model,
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )
@@ -76,8 +80,9 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
         await process.wait()
 
 
-async def serve(dimensions: int) -> None:
+async def serve(dimensions: int, model: str) -> None:
     vectors = WordVectors(dimensions, Corpus())
+    vectors.model = model
     async with serving(load_settings(), load_query(), embedders=QueryEmbedder(lambda: vectors)) as (address, _):
         print(address, flush=True)
         await asyncio.Event().wait()
@@ -85,4 +90,4 @@ async def serve(dimensions: int) -> None:
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -63,6 +64,26 @@ def mebibytes(pid: int) -> int:
             continue
         total += memory.rss - memory.shared
     return round(total / 2**20)
+
+
+def proportional(pid: int) -> dict[str, int] | None:
+    """Return in MiB the memory of a process and its children, each page divided by the processes that share it: all,
+    and without mapped files. None: it has ended."""
+    try:
+        process = psutil.Process(pid)
+        pids = [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return None
+    totals = {"Pss": 0, "Pss_Anon": 0, "Pss_Shmem": 0}
+    for member in pids:
+        try:
+            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
+        except OSError:  # ended since
+            continue
+        for name, _, value in (line.partition(":") for line in lines):
+            if name in totals:
+                totals[name] += int(value.split()[0])
+    return {"all": totals["Pss"] >> 10, "without_files": (totals["Pss_Anon"] + totals["Pss_Shmem"]) >> 10}
 
 
 @dataclass

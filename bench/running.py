@@ -93,12 +93,12 @@ class Running:
         """Count the rows that wait outside of the graph."""
         return int(self.sql("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")[0][0])
 
-    def settle_graph(self) -> float:
+    def settle_graph(self, within_seconds: float = GRAPH_WAIT_SECONDS) -> float:
         """Wait until every row is in a graph; returns the seconds. A small table never has one."""
         began = time.perf_counter()
         while self.outside() or not (any(valid for _, valid in self.graphs()) or self._is_small()):
-            if time.perf_counter() - began > GRAPH_WAIT_SECONDS:
-                raise SystemExit(f"no graph over all rows within {GRAPH_WAIT_SECONDS:.0f} s: {self.graphs()}")
+            if time.perf_counter() - began > within_seconds:
+                raise SystemExit(f"no graph over all rows within {within_seconds:.0f} s: {self.graphs()}")
             time.sleep(0.5)
         return round(time.perf_counter() - began, 1)
 
@@ -124,12 +124,15 @@ def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Runnin
 
 
 @contextmanager
-def started(name: str, make: Callable[[Path, str], R], *, latency_ms: float = 0.0) -> Iterator[R]:
+def started(
+    name: str, make: Callable[[Path, str], R], *, latency_ms: float = 0.0, words: int | None = None
+) -> Iterator[R]:
     """Run an empty system while the block runs, and remove it afterwards. make: describes it, given its folder and the
-    address of its model. latency_ms: the time that the model takes for a request."""
+    address of its model. latency_ms: the time that the model takes for a request. words: the dimensions of its vectors,
+    if they are those of the words (bench.load_corpus)."""
     folder = home() / name
     shutil.rmtree(folder, ignore_errors=True)
-    with zero_cost(latency_ms) as address:
+    with zero_cost(latency_ms, words) as address:
         run = make(folder, address)
         try:
             run.command("up")

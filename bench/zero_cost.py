@@ -1,11 +1,13 @@
 """An OpenAI-compatible, deterministic embedding server that costs next to nothing, so that the pipeline is measured.
 
     python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts requests and inputs
+    python -m bench.zero_cost --words 384                   # with the vectors of bench.load_corpus instead
 
 A text's vector is two halves of unit vectors that were made beforehand, both of one topic and chosen by the text's
 checksum: answering is joining bytes. So 262,144 vectors are distinct and lie about topics, as those of texts do: a row
 costs pgvector's graph 1.8 ms. (One of 4,096 random ones would flatter it, since it holds what is equal once: 1 ms.
-Nothing but random ones would be harder than any text: 6.8 ms.)
+Nothing but random ones would be harder than any text: 6.8 ms.) With --words, a text's vector is that of its words
+(bench.load_corpus.WordVectors), so that no two are equal, and a question lies near the texts that answer it.
 The latency is the whole time from a request's head to its answer, this server's own work within. It counts no
 tokens and keeps no limits; for those there is tests/fakes/openai.py. ``POST /faults`` takes some of the fields of
 Faults ({} changes nothing).
@@ -31,6 +33,8 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 from pydantic_core import from_json
+
+from bench.load_corpus import Corpus, WordVectors
 
 DIMENSIONS = 1_536
 TOPICS, OF_TOPIC = 64, 64
@@ -68,7 +72,9 @@ def _make_vectors() -> npt.NDArray[np.float32]:
 
 
 class ZeroCost:
-    def __init__(self, latency_seconds: float) -> None:
+    def __init__(self, latency_seconds: float, words: WordVectors | None = None) -> None:
+        """words: makes the vectors, instead of joining halves."""
+        self._words = words
         rows = _make_vectors()
         halves = np.split(rows, 2, axis=1)  # of 3,072 bytes: their base64 can be joined
         self._first, self._second = ([base64.b64encode(half.tobytes()) for half in part] for part in halves)
@@ -103,6 +109,8 @@ class ZeroCost:
         return web.Response(body=answer, content_type="application/json")
 
     def _answer(self, texts: Sequence[str], encoding_format: object) -> bytes:
+        if self._words is not None:
+            return _word_answer(self._words, texts, encoding_format)
         pieces = [b'{"object":"list","model":"%b","data":[' % MODEL.encode()]
         for index, text in enumerate(texts):
             pieces.append(b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index))
@@ -138,13 +146,27 @@ class ZeroCost:
         return web.json_response(asdict(self.stats))
 
 
+def _word_answer(words: WordVectors, texts: Sequence[str], encoding_format: object) -> bytes:
+    embeddings = [
+        b'"%b"' % base64.b64encode(vector.tobytes())
+        if encoding_format == "base64"
+        else json.dumps(vector.tolist()).encode()
+        for vector in words.vectors(texts)
+    ]
+    data = b",".join(b'{"object":"embedding","index":%d,"embedding":%b}' % pair for pair in enumerate(embeddings))
+    usage = b'"usage":{"prompt_tokens":0,"total_tokens":0}'
+    return b'{"object":"list","model":"%b","data":[%b],%b}' % (words.model.encode(), data, usage)
+
+
 def _error(status: int, message: str, headers: dict[str, str]) -> web.Response:
     error = {"message": message, "type": "server_error" if status > 499 else "requests", "code": None}
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
-async def serve(port: int, latency_seconds: float) -> None:
-    runner = web.AppRunner(ZeroCost(latency_seconds).app(), access_log=None)
+async def serve(port: int, latency_seconds: float, dimensions: int | None) -> None:
+    """dimensions: of word vectors; None: joined halves of DIMENSIONS."""
+    words = None if dimensions is None else WordVectors(dimensions, Corpus())
+    runner = web.AppRunner(ZeroCost(latency_seconds, words).app(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
@@ -154,10 +176,12 @@ async def serve(port: int, latency_seconds: float) -> None:
 
 
 @contextmanager
-def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
-    """Run the server in a separate process while the block runs. Yields its address."""
+def zero_cost(latency_ms: float = 0.0, words: int | None = None) -> Iterator[str]:
+    """Run the server in a separate process while the block runs. Yields its address. words: the dimensions of word
+    vectors; None: joined halves."""
+    vectors = () if words is None else ("--words", str(words))
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.zero_cost", "--latency-ms", str(latency_ms)],
+        [sys.executable, "-m", "bench.zero_cost", "--latency-ms", str(latency_ms), *vectors],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parent.parent,
@@ -180,5 +204,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--words", type=int, metavar="DIMENSIONS", help="vectors of bench.load_corpus")
     options = parser.parse_args()
-    asyncio.run(serve(options.port, options.latency_ms / 1_000))
+    asyncio.run(serve(options.port, options.latency_ms / 1_000, options.words))
