@@ -2,7 +2,7 @@
 -- more (docs/adr/0111-floors-of-people.md). A digest of the name, as conversation_floors has. Rows are never removed.
 CREATE TABLE person_floors (
     tenant      text        NOT NULL,
-    subject     bytea       NOT NULL CHECK (octet_length(subject) = 32),
+    subject     bytea       NOT NULL,
     observed_at timestamptz NOT NULL,
     PRIMARY KEY (tenant, subject)
 );
