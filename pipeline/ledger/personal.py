@@ -619,10 +619,10 @@ async def raise_person_floor(connection: Connection, tenant: str, person: str) -
     tenant. To be committed before the person's rows are erased. Returns the moment."""
     cursor = await connection.execute(
         "INSERT INTO person_floors AS f (tenant, subject, observed_at) SELECT %(tenant)s, %(subject)s,"
-        " greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships WHERE tenant = %(tenant)s"
-        " AND principal = %(person)s)) ON CONFLICT (tenant, subject) DO UPDATE SET"
+        " least(clock_timestamp() + %(ahead)s, greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships"
+        " WHERE tenant = %(tenant)s AND principal = %(person)s))) ON CONFLICT (tenant, subject) DO UPDATE SET"
         " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
-        {"tenant": tenant, "subject": subject_digest(person), "person": person},
+        {"tenant": tenant, "subject": subject_digest(person), "person": person, "ahead": MAX_AHEAD},
     )
     [(floor,)] = await cursor.fetchall()
     return cast(datetime, floor)

@@ -358,12 +358,14 @@ async def test_memberships_of_a_forgotten_or_long_departed_person_do_not_come_ba
     assert ("new", "wiki") in await held()
 
 
-async def test_the_floor_of_a_forgotten_source_is_no_later_than_what_is_accepted(library: Library, tenant: str) -> None:
+async def test_the_floor_of_what_was_forgotten_is_no_later_than_what_is_accepted(library: Library, tenant: str) -> None:
     """A connector that wrote a far time as the clock of a source had its memberships refused for ever."""
     await library.execute("INSERT INTO connector_sources VALUES (%s, 'wiki', 'infinity')", tenant)
     async with library.pool.connection() as connection:
         floor = await raise_membership_floor(connection, tenant, "wiki")
-    assert floor <= datetime.now(UTC) + MAX_AHEAD
+        await connection.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ann', '{}', 'infinity')", [tenant])
+        floor_of_person = await raise_person_floor(connection, tenant, "ann")
+    assert max(floor, floor_of_person) <= datetime.now(UTC) + MAX_AHEAD
 
 
 async def test_a_caller_without_tags_or_with_wildcards_finds_nothing(library: Library, tenant: str) -> None:
