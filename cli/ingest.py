@@ -54,7 +54,7 @@ MassDelete = Annotated[
 REFUSALS = {"mass_delete", "root_empty", "policy"}
 """Something that was asked for was not done, and waits for a word: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
-POLL_SECONDS, POLL_PAUSE = 0.03, 20
+POLL_SECONDS, POLL_PAUSE, MAX_POLL_SECONDS = 0.03, 5, 2.0
 """Between two looks at what is searchable; or so many times as long as the last one took."""
 POLL_IDS = 2_000
 
@@ -311,7 +311,7 @@ async def _until_searchable(
                 " or `penstock why DOCUMENT` for one of them"
             )
         if waiting:
-            await asyncio.sleep(max(POLL_SECONDS, POLL_PAUSE * (perf_counter() - began)))
+            await asyncio.sleep(min(max(POLL_SECONDS, POLL_PAUSE * (perf_counter() - began)), MAX_POLL_SECONDS))
     tally.embedded = await _embedded(pool, everything)
     return tally
 

@@ -1,8 +1,7 @@
 """The identities stage: writes each principal's full set of groups to the ledger.
 
 The newest observation wins; of two observations of the same time, what both contain. What was observed of a source or a
-person before these were forgotten changes nothing, and neither does what is as old as memberships that were erased by
-age (docs/adr/0111-floors-of-people.md).
+person before these were forgotten changes nothing (docs/adr/0111-floors-of-people.md).
 """
 
 from __future__ import annotations

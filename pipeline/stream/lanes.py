@@ -34,8 +34,8 @@ PARK_AFTER_TRIES = 3
 between."""
 BACKFILL_LANES = {"detect": 3, "vectors": 4, "keywords": 3}
 """The most backfill lanes of these stages. With as many as live ones, their batches were a third as large, and a large
-batch costs little more than a small one, above all in Elasticsearch. Vectors have one for each request that a model
-may get at once (EmbeddingSettings.parallel_requests)."""
+batch costs little more than a small one, above all in Elasticsearch. Vectors have four, the default of
+EmbeddingSettings.parallel_requests: with more requests at once, each has the texts of fewer documents."""
 BACKFILL_POLL_SECONDS = 0.1
 """Pause between two checks whether backfill may go on."""
 

@@ -49,7 +49,8 @@ async def read_rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
     and psycopg.Error.
 
     The statements are one pipeline, whose end ends their transaction: do not begin another pipeline, or a transaction,
-    on the connection. Like any other transaction, each statement sees what is committed when it begins.
+    on the connection. Like any other transaction, each statement sees what is committed when it begins. A caller that
+    gives up in the middle may cost the pool its connection, which is replaced.
     """
     async with pool.connection() as connection:
         await connection.set_autocommit(True)
