@@ -71,8 +71,8 @@ async def build_graph(
             raise
         await connection.execute(one)
         await create_graph(connection, generation, name=name, concurrently=True)
-    # Searches compare the two tables' estimates (query.retrieval.vectors), so both should be of the same time. A login that
-    # does not own documents gets a warning, and autovacuum's estimates stay.
+    # Searches compare the two tables' estimates (query.retrieval.vectors), so both should be of the same time. A login
+    # that does not own documents gets a warning, and autovacuum's estimates stay.
     await connection.execute(sql.SQL("ANALYZE {}, documents").format(sql.Identifier(generation.chunk_table)))
 
 
