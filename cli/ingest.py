@@ -55,7 +55,7 @@ REFUSALS = {"mass_delete", "root_empty", "policy"}
 """Something that was asked for was not done, and waits for a word: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
 POLL_SECONDS, POLL_PAUSE, MAX_POLL_SECONDS = 0.03, 5, 2.0
-"""Between two looks at what is searchable; or so many times as long as the last one took."""
+"""Between two looks at what is searchable: at least, as a multiple of the time that the last one took, and at most."""
 POLL_IDS = 2_000
 
 
