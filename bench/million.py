@@ -81,7 +81,7 @@ SEARCH_SECONDS, WARM_SECONDS = 15.0, 4.0
 QUESTIONS = 100
 """Questions for which recall is measured."""
 WIDEST = [*SHARES][-1]
-EF_SEARCH = (450, 600, 1_000)
+EF_SEARCH = (300, 600, 1_000)
 """Further sizes of a walk's candidate list with which recall is measured for who may read all."""
 BLOCK_ROWS = 10_000
 MEMORY_SECONDS, LOAD_SAMPLE_SECONDS = 10.0, 10.0

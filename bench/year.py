@@ -48,7 +48,7 @@ from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import PostgresSettings, RetentionSettings
 from pipeline.stores.postgres import open_pool
-from query.settings import RetrievalSettings
+from query.retrieval.vectors import EF_SEARCH
 
 RESULTS = Path(__file__).parent / "results" / "year.json"
 STANDS_FOR = 2_000_000
@@ -120,7 +120,7 @@ LATE_DOCUMENTS = 40
 """A day ends when fewer documents are pending."""
 SMALL_BYTES = 65_536
 """Smaller tables and indexes are left out of the report."""
-QUERIES, NEAREST, EF_SEARCH = 40, 10, RetrievalSettings().ef_search
+QUERIES, NEAREST = 40, 10
 GROWN, SLACK_BYTES = 1.15, 262_144
 """Bounds of what should stay flat: the ratio of the last sample to that of the middle, beyond some pages."""
 REST_BYTES = 1_000

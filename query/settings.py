@@ -28,9 +28,10 @@ class RankingSettings(Part):
     (docs/adr/0083-neighbours.md). With more, searches for one known document lose; 0: nothing."""
     per_document: int = Field(2, ge=1)
     """The most passages of one document in a result list, as long as other documents have passages left."""
-    ef_search: int = Field(300, ge=40, le=1_000)
+    ef_search: int | None = Field(None, ge=40, le=1_000)
     """The size of the candidate list of a search through the vectors' graph in Postgres. With a larger one, a search
-    misses fewer of the nearest passages and takes longer. A larger table needs a larger one (docs/performance.md)."""
+    misses fewer of the nearest passages and takes longer. None: 300 up to 100,000 passages, and for more of them a list
+    that grows with the square root of their number."""
     cosine_floor: float | None = Field(None, ge=-1, le=1)
     """The least cosine of the nearest passage to a question that is answered. None: the floor that was calibrated for
     the generation (docs/generations.md); -1: every question is answered from whatever is nearest."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from time import monotonic
 from typing import Any, Literal
@@ -54,11 +55,16 @@ OVERFETCH = 2
 exactly instead. A walk through halfvecs fetches the limit alone (docs/adr/0113)."""
 
 
+EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH = 300, 100_000, 1_000
+"""The size of a walk's candidate list in a table of up to so many rows, and the most that pgvector allows. It grows
+with the square root of the rows: with the same list, a walk misses more of the nearest rows the more there are
+(docs/adr/0117)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    ef_search: int = 300
-    """The size of the walk's candidate list. On 100,000 synthetic passages of 1,536 dimensions the graph finds .960 of
-    the ten nearest with 228 and .973 with 300, which takes a sixth longer (docs/load.md)."""
+    ef_search: int | None = None
+    """The size of a walk's candidate list; None: by the size of the table (docs/adr/0117)."""
     max_scan_tuples: int = 200_000
     """The most rows that a walk visits. The switch to exact scans keeps the expected walk below it up to 50 M rows."""
     always_exact_rows: int = 5_000
@@ -152,11 +158,12 @@ async def nearest(
     connection: in a transaction, whose rest has the settings of the scan.
     """
     deadline = monotonic() + timeout_seconds
-    await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
+    configured = partial(configure, connection, query.generation, limit=limit, tuning=tuning)
+    await configured(scan, timeout_seconds=timeout_seconds)
     candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
     if scan != "exact" and len(candidates) < limit:
         scan = "exact"
-        await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, deadline - monotonic(), tuning))
+        await configured(scan, timeout_seconds=deadline - monotonic())
         candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
     return candidates, scan
 
@@ -194,26 +201,40 @@ async def _candidates(connection: Connection, statement: sql.Composed, values: d
     return [Candidate(*row) for row in await cursor.fetchall()]
 
 
-LOCAL_SETTINGS = """
-    SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),
-        set_config('hnsw.max_scan_tuples', %s, true), set_config('hnsw.scan_mem_multiplier', '8', true),
-        set_config('random_page_cost', %s, true), set_config('statement_timeout', %s, true),
-        set_config('enable_seqscan', %s, true)
+_SETTINGS = """
+    SELECT set_config('hnsw.ef_search', least(%(most)s, greatest(
+            2 * %(limit)s, coalesce(%(ef_search)s, %(least)s * greatest(1, sqrt(rows / %(least_rows)s)))
+        ))::integer::text, true),
+        set_config('hnsw.iterative_scan', 'relaxed_order', true),
+        set_config('hnsw.max_scan_tuples', %(max_scan_tuples)s, true),
+        set_config('hnsw.scan_mem_multiplier', '8', true),
+        set_config('random_page_cost', %(random_page_cost)s, true),
+        set_config('statement_timeout', %(milliseconds)s, true),
+        set_config('enable_seqscan', %(sequential)s, true)
+    FROM (SELECT coalesce(max(greatest(reltuples, 0)), 0) FROM pg_class WHERE oid = to_regclass(%(table)s)) size (rows)
 """
 
 
-def local_settings(scan: Scan, limit: int, timeout_seconds: float, tuning: Tuning) -> Sequence[str]:
-    """The parameters of LOCAL_SETTINGS. With "graph", sequential scans are off so that the few rows outside of the
-    graph are read through their index, whatever the planner's statistics say of their number."""
-    ef_search = min(1000, max(tuning.ef_search, 2 * limit))
-    milliseconds = max(1, round(timeout_seconds * 1000))  # 0 would mean no limit
-    return [
-        str(ef_search),
-        str(tuning.max_scan_tuples),
-        str(tuning.random_page_cost),
-        str(milliseconds),
-        "off" if scan == "graph" else "on",
-    ]
+async def configure(
+    connection: Connection, generation: Generation, scan: Scan, *, limit: int, timeout_seconds: float, tuning: Tuning
+) -> None:
+    """Set what a scan needs for the rest of the transaction. With "graph", sequential scans are off so that the few
+    rows outside of the graph are read through their index, whatever the planner's statistics say of their number."""
+    await connection.execute(
+        _SETTINGS,
+        {
+            "most": MOST_EF_SEARCH,
+            "least": EF_SEARCH,
+            "least_rows": EF_SEARCH_ROWS,
+            "limit": limit,
+            "ef_search": tuning.ef_search,
+            "max_scan_tuples": str(tuning.max_scan_tuples),
+            "random_page_cost": str(tuning.random_page_cost),
+            "milliseconds": str(max(1, round(timeout_seconds * 1000))),  # 0 would mean no limit
+            "sequential": "off" if scan == "graph" else "on",
+            "table": generation.chunk_table,
+        },
+    )
 
 
 _WALK = """

@@ -21,7 +21,7 @@ from query.retrieval import search as search_module
 from query.retrieval.arrange import Group, Hit
 from query.retrieval.keywords import build
 from query.retrieval.search import Search
-from query.retrieval.vectors import OVERFETCH, VISIT_COST, Tuning
+from query.retrieval.vectors import EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH, OVERFETCH, VISIT_COST, Tuning
 from query.settings import RetrievalSettings
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.readers_kit import another_team, example
@@ -102,7 +102,8 @@ async def test_readers_search_the_graph_with_the_parameters_of_the_service(libra
         " WHERE oid = 'readers.nearest(halfvec, text, text[], integer)'::regprocedure"
     )
     settings = dict(option.split("=", 1) for option in options)
-    assert settings["hnsw.ef_search"] == str(Tuning().ef_search)
+    depth = f"least({MOST_EF_SEARCH}, {EF_SEARCH} * greatest(1, sqrt(greatest(c.reltuples, 0) / {EF_SEARCH_ROWS})))"
+    assert f"set_config('hnsw.ef_search',\n        {depth}::integer::text, true)" in source
     assert settings["hnsw.max_scan_tuples"] == str(Tuning().max_scan_tuples)
     assert f"greatest({Tuning().always_exact_rows}, sqrt({VISIT_COST:.1f} * wanted * rescored * " in source
     assert f"wanted    integer := {OVERFETCH} * least(" in source, "wanted is OVERFETCH times as many as requested"

@@ -148,7 +148,9 @@ async def test_a_wide_filter_uses_the_graph_and_a_narrow_one_an_exact_scan(libra
             scan = await vectors.choose_scan(connection, query, limit=50, tuning=tuning)
             statement, values = vectors.build(query, vector, scan, limit=50)
             async with connection.transaction():
-                await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
+                await vectors.configure(
+                    connection, library.generation, scan, limit=50, timeout_seconds=5, tuning=tuning
+                )
                 cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                 plan = "\n".join(line for (line,) in await cursor.fetchall())
             results, used = await vectors.nearest(

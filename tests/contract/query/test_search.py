@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
 from pathlib import Path
@@ -576,7 +577,7 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
                 scan = await vectors.choose_scan(connection, query, **limits)
                 statement, values = vectors.build(query, centre, scan, limit=50)
                 async with connection.transaction():
-                    await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
+                    await vectors.configure(connection, library.generation, scan, timeout_seconds=5, **limits)
                     cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                     return "\n".join(line for (line,) in await cursor.fetchall())
 
@@ -897,3 +898,46 @@ async def test_penstock_search_reports_an_unreachable_database_in_one_line(tmp_p
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "limit", "depth"),
+    [
+        (-1, None, 74, 300),  # never analysed
+        (100_000, None, 74, 300),
+        (400_000, None, 74, 600),
+        (1_000_000, None, 74, 949),
+        (9_000_000, None, 74, 1_000),  # the most that pgvector allows
+        (9_000_000, 120, 50, 120),
+        (100_000, 120, 74, 148),
+    ],
+)
+async def test_a_walk_is_as_deep_as_its_table_needs(
+    library: Library, rows: int, chosen: int | None, limit: int, depth: int
+) -> None:
+    await library.execute("UPDATE pg_class SET reltuples = %s WHERE oid = 'chunks_g1'::regclass", rows)
+    async with library.pool.connection() as connection:
+        await vectors.configure(
+            connection,
+            library.generation,
+            "graph",
+            limit=limit,
+            timeout_seconds=5,
+            tuning=Tuning(ef_search=chosen),
+        )
+        cursor = await connection.execute("SHOW hnsw.ef_search")
+        assert await cursor.fetchone() == (str(depth),)
+
+
+async def test_a_walk_through_a_table_that_is_gone_is_as_deep_as_through_a_small_one(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        await vectors.configure(
+            connection,
+            replace(library.generation, chunk_table="chunks_gone"),
+            "graph",
+            limit=10,
+            timeout_seconds=5,
+            tuning=Tuning(),
+        )
+        cursor = await connection.execute("SHOW hnsw.ef_search")
+        assert await cursor.fetchone() == ("300",)

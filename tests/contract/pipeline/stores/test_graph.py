@@ -116,8 +116,7 @@ async def test_results_of_a_graph_scan_are_sorted_by_distance_explicitly(library
         await graph.move(connection, library.generation, limit=60)
         may = await readable(connection, caller := await library.caller("acme", "staff"))
         query = NeighbourQuery(library.generation, caller, may)
-        settings = vectors.local_settings("graph", 30, 30, Tuning())
-        await connection.execute(vectors.LOCAL_SETTINGS, settings)
+        await vectors.configure(connection, library.generation, "graph", limit=30, timeout_seconds=30, tuning=Tuning())
         await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
         vector = np.asarray(WordEmbedder()._vector("heron"))
         statement, values = vectors.build(query, vector, "graph", limit=30)
@@ -342,7 +341,9 @@ async def test_rows_inside_and_outside_the_graph_are_read_by_index_whatever_the_
         vector = np.asarray(WordEmbedder()._vector("heron"))
         statement, values = vectors.build(query, vector, "graph", limit=30)
         async with connection.transaction():
-            await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings("graph", 30, 30, Tuning()))
+            await vectors.configure(
+                connection, library.generation, "graph", limit=30, timeout_seconds=30, tuning=Tuning()
+            )
             cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
             plan = "\n".join(line for (line,) in await cursor.fetchall())
     assert "chunks_g1_hnsw" in plan

@@ -477,7 +477,7 @@ async def test_row_policies_do_not_change_the_plans_of_a_search(place: Place) ->
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
         plans = {}
         for scan in ("graph", "exact"):
-            await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 30, Tuning()))  # type: ignore[arg-type]
+            await vectors.configure(connection, generation, scan, limit=50, timeout_seconds=30, tuning=Tuning())  # type: ignore[arg-type]
             await connection.execute("SET LOCAL enable_seqscan = off")
             statement, values = vectors.build(query, vector, scan, limit=50)  # type: ignore[arg-type]
             cursor = await connection.execute(
