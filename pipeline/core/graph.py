@@ -19,8 +19,8 @@ READ_WHOLE_ROWS = 50_000
 """The most rows that a query may have to read whole, in about 350 ms: those of a table whose graph is replaced, and
 those outside of a graph while live changes are late or the graph is built."""
 LOAD_ROWS = 200_000
-"""The graph of a table with more rows is built at once and with all processors, even while other work is pending,
-because a query without it takes about 1.4 s."""
+"""The graph of a table with more rows is built with all processors even while other work is pending, because until then
+searches by meaning are incomplete for callers who may read more than READ_WHOLE_ROWS."""
 BUSY_DOCUMENTS = 20
 """While more documents are pending, they go first: building a graph takes processors from the sinks, and they may
 replace the rows that it is built from."""
@@ -31,9 +31,12 @@ LATE_SECONDS = 3.0
 LATE_FOR_SECONDS = 15.0
 """Live changes count as late for this long after the last late one."""
 BUILT_AT_LATEST_SECONDS = 120.0
-"""How long a table that is always being written may go without a graph. By then a load is over, or the table has
-100,000 rows and a query takes 0.3–0.7 s. Building a graph after a load costs a third of letting it grow during the
-load."""
+"""How long a table that is always being written may go without a graph."""
+GROWN_AT_LATEST_SECONDS = 1_800.0
+"""The same for a table of more than READ_WHOLE_ROWS that grows fast, as in a first load: at 1,000 rows a second, nearly
+two million fit into this time. All further rows enter the graph one by one, at several times the cost of a build."""
+GROWING_ROWS, GROWING_SECONDS = 3_000, 30.0
+"""A table that gets so many rows more within so many seconds grows fast. Edits do not make it grow."""
 BUILT_FASTER = 4
 """Adding a row to a graph takes 6 ms, and building a graph 1.2–2.5 ms for each row. So a new graph is faster than
 moving more than a quarter of a table's rows into the old one."""
@@ -67,6 +70,8 @@ class Table:
     """The number of rows outside of the graph, counted up to the same limit."""
     loaded: bool
     """Whether the table has more than about LOAD_ROWS rows."""
+    growing: bool
+    """Whether it grew fast when it was last looked at."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool
@@ -117,5 +122,6 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
 
 
 def _worth_a_graph(table: Table) -> bool:
-    settled = table.loaded or not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS
-    return table.rows >= GRAPH_FROM_ROWS and settled
+    grows = table.growing and table.rows > READ_WHOLE_ROWS
+    at_latest = GROWN_AT_LATEST_SECONDS if grows else BUILT_AT_LATEST_SECONDS
+    return table.rows >= GRAPH_FROM_ROWS and (not table.busy or table.without_seconds >= at_latest)

@@ -22,6 +22,8 @@ from pipeline.core.graph import (
     BUSY_DOCUMENTS,
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
+    GROWING_ROWS,
+    GROWING_SECONDS,
     LATE_FOR_SECONDS,
     LATE_SECONDS,
     LOAD_ROWS,
@@ -74,8 +76,20 @@ class _TableHistory:
     late_until: float = -math.inf
     """Until when its live changes count as late."""
     check_late_at: float = -math.inf
+    counted_at: float = -math.inf
+    counted_rows: int | None = None
+    """Rows by Postgres's estimate, counted every GROWING_SECONDS while there is no graph."""
+    growing: bool = False
     rows_per_move: int = MIN_MOVED_ROWS
     """How many rows one transaction moves into its graph."""
+
+    def count(self, rows: int | None) -> None:
+        """Note how many rows there are, and whether they grow. None: that does not matter."""
+        if rows is None:
+            self.counted_at, self.counted_rows, self.growing = -math.inf, None, False
+        elif monotonic() - self.counted_at >= GROWING_SECONDS:
+            self.growing = self.counted_rows is not None and rows - self.counted_rows >= GROWING_ROWS
+            self.counted_at, self.counted_rows = monotonic(), rows
 
 
 class GraphKeeper:
@@ -182,10 +196,21 @@ class GraphKeeper:
             # The check is slow while much is pending in a stalled store.
             history.check_late_at = monotonic() + LATE_CHECK_PAUSE_FACTOR * (monotonic() - began)
         without = 0.0 if history.without_graph_since is None else monotonic() - history.without_graph_since
-        older, busy = graphs_by_name.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
-        late = monotonic() < history.late_until
-        loaded = own is None and await graph.is_above(connection, generation, LOAD_ROWS)
-        return Table(own, successor, older, rows, waiting, loaded, busy, late, without, builds)
+        estimated = await graph.estimated_rows(connection, generation) if own is None else None
+        history.count(estimated)
+        return Table(
+            own,
+            successor,
+            older=graphs_by_name.get(graph.older_name(generation)),
+            rows=rows,
+            waiting=waiting,
+            loaded=estimated is not None and estimated > LOAD_ROWS,
+            growing=history.growing,
+            busy=pending > BUSY_DOCUMENTS,
+            late=monotonic() < history.late_until,
+            without_seconds=without,
+            builds=builds,
+        )
 
     async def _change(
         self, connection: Connection, generation: Generation, step: Step, of: Graph | None, *, alone: bool

@@ -113,12 +113,18 @@ async def writes_outside(connection: Connection, generation: Generation, lanes: 
 
 async def is_above(connection: Connection, generation: Generation, rows: int) -> bool:
     """Whether the table has more than ``rows`` rows, by Postgres's own estimate."""
+    return await estimated_rows(connection, generation) > rows
+
+
+async def estimated_rows(connection: Connection, generation: Generation) -> int:
+    """The number of the table's rows, by Postgres's own estimate, which is a second old while rows are being written.
+    0: it was never counted, or there is no table."""
     cursor = await connection.execute(
-        "SELECT greatest(pg_stat_get_live_tuples(oid), reltuples) > %s FROM pg_class WHERE oid = to_regclass(%s)",
-        [rows, f'"{generation.chunk_table}"'],
+        "SELECT greatest(pg_stat_get_live_tuples(oid), reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%s)",
+        [f'"{generation.chunk_table}"'],
     )
     row = await cursor.fetchone()
-    return bool(row and row[0])
+    return int(row[0]) if row else 0
 
 
 async def move(connection: Connection, generation: Generation, *, limit: int) -> int:

@@ -8,6 +8,7 @@ from pipeline.core.graph import (
     BUILT_AT_LATEST_SECONDS,
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
+    GROWN_AT_LATEST_SECONDS,
     READ_WHOLE_ROWS,
     Graph,
     Table,
@@ -32,8 +33,9 @@ def table(
     builds: bool = True,
     older: Graph | None = None,
     loaded: bool = False,
+    growing: bool = False,
 ) -> Table:
-    return Table(own, successor, older, rows, waiting, loaded, busy, late, without_seconds, builds)
+    return Table(own, successor, older, rows, waiting, loaded, growing, busy, late, without_seconds, builds)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,12 @@ def table(
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, busy=True), "rest"),
-        (table(rows=READ_WHOLE_ROWS + 1, busy=True, loaded=True), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, loaded=True), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
+        (table(rows=READ_WHOLE_ROWS, busy=True, growing=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True, growing=True, without_seconds=BUILT_AT_LATEST_SECONDS), "rest"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True, growing=True, without_seconds=GROWN_AT_LATEST_SECONDS), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, growing=True, loaded=True), "build"),
         (table(rows=READ_WHOLE_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS, builds=False), "rest"),
