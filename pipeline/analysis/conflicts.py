@@ -158,19 +158,22 @@ class Conflicts:
 
     async def _let_documents_go_first(self, generation: Generation) -> None:
         """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS, and later for as
-        long as they were not: a comparison during a first load would also read the whole table, which gets its graph
-        afterwards."""
+        long as they were not. Wait also for the graph of a large table, which a first load gets at its end: each
+        comparison would read the whole table."""
         while monotonic() >= self._check_at:
             async with self._pool.connection() as connection:
                 pending = await work.pending(
                     connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
+                )
+                lacks_graph = await graph.is_above(connection, generation, READ_WHOLE_ROWS) and not any(
+                    index.valid for index in (await graph.graphs(connection, generation)).values()
                 )
             now, is_busy = monotonic(), pending > BUSY_DOCUMENTS
             since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # without messages nobody has waited
             waited = self._waited_seconds + (since if is_busy else -since)
             self._waited_seconds = min(max(0.0, waited), BUSY_AT_MOST_SECONDS)
             self._checked_at = now
-            if not is_busy or self._waited_seconds >= BUSY_AT_MOST_SECONDS:
+            if not lacks_graph and (not is_busy or self._waited_seconds >= BUSY_AT_MOST_SECONDS):
                 self._check_at = now + BUSY_CHECK_SECONDS
                 return
             await asyncio.sleep(BUSY_CHECK_SECONDS)

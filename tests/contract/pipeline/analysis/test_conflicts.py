@@ -23,6 +23,7 @@ from pipeline.analysis.conflicts import Conflicts
 from pipeline.analysis.task import Services
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.stores import graph
 from query import conflicts
 from query.access.tenant_rows import rows_of
 from query.conflicts import conflict_json
@@ -145,6 +146,25 @@ async def test_a_first_load_goes_before_the_comparisons(library: Library, monkey
     async with asyncio.timeout(30):
         await examine(library, a, b)
     assert await stored(library) == 1, "a store that stays away delays it only for a while"
+
+
+async def test_comparisons_wait_for_the_graph_of_a_large_table(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "BUSY_CHECK_SECONDS", 0.05)
+    await library.put(a := document("a.md", DAYS_30), b := document("b.md", DAYS_90))
+    name = graph.own_name(library.generation)
+    [(definition,)] = await library.execute("SELECT pg_get_indexdef(%s::regclass)", name)
+    await library.execute(f"DROP INDEX {name}")
+    await library.execute("ANALYZE")
+    monkeypatch.setattr(task, "READ_WHOLE_ROWS", 0)
+    examining = asyncio.create_task(examine(library, a, b))
+    await asyncio.sleep(0.5)
+    assert await stored(library) == 0, "each comparison would read the whole table"
+    await library.execute(definition)
+    async with asyncio.timeout(30):
+        await examining
+    assert await stored(library) == 1
 
 
 async def test_a_contradiction_names_both_passages_and_quotes_them(library: Library) -> None:

@@ -14,6 +14,7 @@ from pipeline.analysis.conflicts import Conflicts
 from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS
 from pipeline.ledger import work
 from pipeline.runtime.settings import KafkaSettings
+from pipeline.stores import graph
 
 HOUR = 3_600.0
 
@@ -38,7 +39,12 @@ async def test_a_tenant_whose_documents_come_again_and_again_stops_no_comparison
         clock += seconds
 
     monkeypatch.setattr(conflicts, "monotonic", lambda: clock)
+
+    async def is_above(*_: object) -> bool:
+        return False
+
     monkeypatch.setattr(work, "pending", pending)
+    monkeypatch.setattr(graph, "is_above", is_above)
     monkeypatch.setattr(conflicts, "asyncio", SimpleNamespace(sleep=sleep))
     services: Any = SimpleNamespace(
         pool=Pool(), settings=SimpleNamespace(kafka=KafkaSettings()), metrics=None, producer=None
