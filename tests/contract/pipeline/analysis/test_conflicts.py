@@ -124,6 +124,7 @@ async def test_a_large_table_without_a_graph_is_not_read_for_each_passage(
         assert await stored(library) == 0
     await examine(library, a, b)
     assert await stored(library) == 1
+    await library.execute("UPDATE generations SET vectors = 'pgvector'")
 
 
 async def test_a_first_load_goes_before_the_comparisons(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
