@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isqrt
+from math import isqrt, sqrt
 from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
@@ -52,7 +52,8 @@ VISIT_COST = 8
 
 OVERFETCH = 2
 """How many times the limit a walk through signs fetches, besides ``RESCORED``, and up to how long a walk rows are read
-exactly instead. A walk through halfvecs fetches the limit alone (docs/adr/0113)."""
+exactly instead. A walk through halfvecs fetches the limit up to EF_SEARCH_ROWS (docs/adr/0113), and up to this many
+times the limit in larger tables: of who may read a tenth, the ten nearest are among the hundred nearest of all."""
 
 
 EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH = 300, 100_000, 1_000
@@ -159,12 +160,12 @@ async def nearest(
     """
     deadline = monotonic() + timeout_seconds
     configured = partial(configure, connection, query.generation, limit=limit, tuning=tuning)
-    await configured(scan, timeout_seconds=timeout_seconds)
-    candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
+    walked = await configured(scan, timeout_seconds=timeout_seconds)
+    candidates = await _candidates(connection, *build(query, vector, scan, limit=limit, walked=walked))
     if scan != "exact" and len(candidates) < limit:
         scan = "exact"
         await configured(scan, timeout_seconds=deadline - monotonic())
-        candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
+        candidates = await _candidates(connection, *build(query, vector, scan, limit=limit, walked=limit))
     return candidates, scan
 
 
@@ -210,17 +211,19 @@ _SETTINGS = """
         set_config('hnsw.scan_mem_multiplier', '8', true),
         set_config('random_page_cost', %(random_page_cost)s, true),
         set_config('statement_timeout', %(milliseconds)s, true),
-        set_config('enable_seqscan', %(sequential)s, true)
+        set_config('enable_seqscan', %(sequential)s, true),
+        rows
     FROM (SELECT coalesce(max(greatest(reltuples, 0)), 0) FROM pg_class WHERE oid = to_regclass(%(table)s)) size (rows)
 """
 
 
 async def configure(
     connection: Connection, generation: Generation, scan: Scan, *, limit: int, timeout_seconds: float, tuning: Tuning
-) -> None:
-    """Set what a scan needs for the rest of the transaction. With "graph", sequential scans are off so that the few
-    rows outside of the graph are read through their index, whatever the planner's statistics say of their number."""
-    await connection.execute(
+) -> int:
+    """Set what a scan needs for the rest of the transaction, and return how many rows a walk fetches. With "graph",
+    sequential scans are off so that the few rows outside of the graph are read through their index, whatever the
+    planner's statistics say of their number."""
+    cursor = await connection.execute(
         _SETTINGS,
         {
             "most": MOST_EF_SEARCH,
@@ -235,6 +238,10 @@ async def configure(
             "table": generation.chunk_table,
         },
     )
+    [*_, rows] = await cursor.fetchone() or (0,)
+    if generation.quantisation != "halfvec":
+        return OVERFETCH * RESCORED[generation.quantisation] * limit
+    return round(limit * min(OVERFETCH, max(1, sqrt(rows / EF_SEARCH_ROWS))))
 
 
 _WALK = """
@@ -280,13 +287,11 @@ _LISTED = """AND EXISTS (
     WHERE m.document_id = c.document_id AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids) OFFSET 0)"""
 
 
-def _walked(generation: Generation, limit: int) -> int:
-    return limit if generation.quantisation == "halfvec" else OVERFETCH * RESCORED[generation.quantisation] * limit
-
-
-def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
-    """The statement and its parameters. What a walk fetches is sorted again: relaxed_order returns rows slightly out of
-    order."""
+def build(
+    query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int, walked: int
+) -> tuple[sql.Composed, dict[str, Any]]:
+    """The statement and its parameters. walked: how many rows a walk fetches; they are sorted again, because
+    relaxed_order returns rows slightly out of order."""
     generation = query.generation
     parts = {
         "mine": sql.SQL(_MINE),
@@ -310,5 +315,5 @@ def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> 
         "tenant": query.caller.tenant,
         "generation": generation.name,
         "limit": limit,
-        "walked": _walked(generation, limit),
+        "walked": walked,
     }

@@ -146,7 +146,7 @@ async def test_a_wide_filter_uses_the_graph_and_a_narrow_one_an_exact_scan(libra
         async def look(filters: Filters, *, verified: bool = False) -> tuple[str, str, int]:
             query = NeighbourQuery(library.generation, caller, may, filters, verified)
             scan = await vectors.choose_scan(connection, query, limit=50, tuning=tuning)
-            statement, values = vectors.build(query, vector, scan, limit=50)
+            statement, values = vectors.build(query, vector, scan, limit=50, walked=50)
             async with connection.transaction():
                 await vectors.configure(
                     connection, library.generation, scan, limit=50, timeout_seconds=5, tuning=tuning

@@ -575,7 +575,7 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
             async def plan(caller: Caller) -> str:
                 query = NeighbourQuery(library.generation, caller, can[caller])
                 scan = await vectors.choose_scan(connection, query, **limits)
-                statement, values = vectors.build(query, centre, scan, limit=50)
+                statement, values = vectors.build(query, centre, scan, limit=50, walked=50)
                 async with connection.transaction():
                     await vectors.configure(connection, library.generation, scan, timeout_seconds=5, **limits)
                     cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
@@ -901,23 +901,23 @@ async def test_penstock_search_reports_an_unreachable_database_in_one_line(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("rows", "chosen", "limit", "depth"),
+    ("rows", "chosen", "limit", "depth", "fetched"),
     [
-        (-1, None, 74, 300),  # never analysed
-        (100_000, None, 74, 300),
-        (400_000, None, 74, 600),
-        (1_000_000, None, 74, 949),
-        (9_000_000, None, 74, 1_000),  # the most that pgvector allows
-        (9_000_000, 120, 50, 120),
-        (100_000, 120, 74, 148),
+        (-1, None, 74, 300, 74),  # never analysed
+        (100_000, None, 74, 300, 74),
+        (225_000, None, 74, 450, 111),
+        (1_000_000, None, 74, 949, 148),
+        (9_000_000, None, 74, 1_000, 148),  # the most that pgvector allows
+        (9_000_000, 120, 50, 120, 100),
+        (100_000, 120, 74, 148, 74),
     ],
 )
 async def test_a_walk_is_as_deep_as_its_table_needs(
-    library: Library, rows: int, chosen: int | None, limit: int, depth: int
+    library: Library, rows: int, chosen: int | None, limit: int, depth: int, fetched: int
 ) -> None:
     await library.execute("UPDATE pg_class SET reltuples = %s WHERE oid = 'chunks_g1'::regclass", rows)
     async with library.pool.connection() as connection:
-        await vectors.configure(
+        walked = await vectors.configure(
             connection,
             library.generation,
             "graph",
@@ -927,6 +927,14 @@ async def test_a_walk_is_as_deep_as_its_table_needs(
         )
         cursor = await connection.execute("SHOW hnsw.ef_search")
         assert await cursor.fetchone() == (str(depth),)
+    assert walked == fetched
+
+
+async def test_no_statement_of_a_pool_is_divided_among_processes(library: Library) -> None:
+    """To have several, the planner read a large table whole, for a caller who may read a thousandth of it."""
+    async with library.pool.connection() as connection:
+        cursor = await connection.execute("SHOW max_parallel_workers_per_gather")
+        assert await cursor.fetchone() == ("0",)
 
 
 async def test_a_walk_through_a_table_that_is_gone_is_as_deep_as_through_a_small_one(library: Library) -> None:

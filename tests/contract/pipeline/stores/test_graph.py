@@ -119,7 +119,7 @@ async def test_results_of_a_graph_scan_are_sorted_by_distance_explicitly(library
         await vectors.configure(connection, library.generation, "graph", limit=30, timeout_seconds=30, tuning=Tuning())
         await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
         vector = np.asarray(WordEmbedder()._vector("heron"))
-        statement, values = vectors.build(query, vector, "graph", limit=30)
+        statement, values = vectors.build(query, vector, "graph", limit=30, walked=30)
         cursor = await connection.execute(b"EXPLAIN " + statement.as_bytes(connection), values, prepare=False)
         plan = "\n".join(line for (line,) in await cursor.fetchall())
     assert "chunks_g1_hnsw" in plan
@@ -339,7 +339,7 @@ async def test_rows_inside_and_outside_the_graph_are_read_by_index_whatever_the_
         caller = await library.caller("acme", "staff")
         query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
         vector = np.asarray(WordEmbedder()._vector("heron"))
-        statement, values = vectors.build(query, vector, "graph", limit=30)
+        statement, values = vectors.build(query, vector, "graph", limit=30, walked=30)
         async with connection.transaction():
             await vectors.configure(
                 connection, library.generation, "graph", limit=30, timeout_seconds=30, tuning=Tuning()

@@ -209,7 +209,9 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         for verified in (False, True):
             query = replace(query, verified=verified)
             ask += [
-                lambda query=query, scan=scan: connection.execute(*vectors.build(query, vector, scan, limit=50))  # type: ignore[misc]
+                lambda query=query, scan=scan: connection.execute(
+                    *vectors.build(query, vector, scan, limit=50, walked=50)
+                )  # type: ignore[misc]
                 for scan in ("exact", "graph", "whole graph")
             ]
     for question in ask:
@@ -479,7 +481,7 @@ async def test_row_policies_do_not_change_the_plans_of_a_search(place: Place) ->
         for scan in ("graph", "exact"):
             await vectors.configure(connection, generation, scan, limit=50, timeout_seconds=30, tuning=Tuning())  # type: ignore[arg-type]
             await connection.execute("SET LOCAL enable_seqscan = off")
-            statement, values = vectors.build(query, vector, scan, limit=50)  # type: ignore[arg-type]
+            statement, values = vectors.build(query, vector, scan, limit=50, walked=50)  # type: ignore[arg-type]
             cursor = await connection.execute(
                 f"EXPLAIN (ANALYZE, TIMING OFF, BUFFERS OFF) {statement.as_string(connection)}".encode(), values
             )
