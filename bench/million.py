@@ -336,15 +336,15 @@ def _graph_steps(system: System, offset: int) -> list[dict[str, Any]]:
 async def graph(system: System, processes: Mapping[str, int]) -> Any:
     """Wait until every row is in the graph, and then until vacuum and merges are done."""
     offset = system.logged("vectors")
-    async with measured(processes) as spent:
-        seconds = await asyncio.to_thread(system.settle_graph, GRAPH_SECONDS)
+    async with measured(processes) as spent, asyncio.timeout(GRAPH_SECONDS):
+        while not await asyncio.to_thread(system.is_graph_settled):  # noqa: ASYNC110  nothing ends a thread
+            await asyncio.sleep(0.5)
     async with measured(processes) as after:
         began = time.monotonic()
         while time.monotonic() - began < QUIET_SECONDS and await asyncio.to_thread(_is_working, system):  # noqa: ASYNC110
             await asyncio.sleep(2)
     return {
         **asdict(spent),
-        "seconds": seconds,
         "graph_steps": _graph_steps(system, offset),
         "until_quiet": asdict(after),
     }
@@ -732,16 +732,19 @@ async def _read(
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this program as Ctrl-C does: everything that it started is stopped."""
+    """Let SIGTERM end this program as Ctrl-C does: everything that it started is stopped. asyncio's handler of SIGINT
+    cancels the running part; an exception raised wherever the program happens to be would leave its tasks behind."""
 
     def end(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

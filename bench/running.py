@@ -93,12 +93,16 @@ class Running:
         """Count the rows that wait outside of the graph."""
         return int(self.sql("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")[0][0])
 
-    def settle_graph(self, within_seconds: float = GRAPH_WAIT_SECONDS) -> float:
-        """Wait until every row is in a graph; returns the seconds. A small table never has one."""
+    def is_graph_settled(self) -> bool:
+        """Whether every row is in a graph. A small table never has one."""
+        return not self.outside() and (any(valid for _, valid in self.graphs()) or self._is_small())
+
+    def settle_graph(self) -> float:
+        """Wait until every row is in a graph; returns the seconds."""
         began = time.perf_counter()
-        while self.outside() or not (any(valid for _, valid in self.graphs()) or self._is_small()):
-            if time.perf_counter() - began > within_seconds:
-                raise SystemExit(f"no graph over all rows within {within_seconds:.0f} s: {self.graphs()}")
+        while not self.is_graph_settled():
+            if time.perf_counter() - began > GRAPH_WAIT_SECONDS:
+                raise SystemExit(f"no graph over all rows within {GRAPH_WAIT_SECONDS:.0f} s: {self.graphs()}")
             time.sleep(0.5)
         return round(time.perf_counter() - began, 1)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,25 @@ def test_a_part_that_fails_is_reported_and_the_run_goes_on(tmp_path: Path) -> No
     assert asyncio.run(both()) == (False, True)
     assert step == {"first": {"failed": "SystemExit: no luck"}, "second": {"searched": 1}}
     assert report.file.exists()
+
+
+def test_a_run_that_waits_for_a_graph_ends_at_sigterm() -> None:
+    class Unfinished(million.System):
+        looks = 0
+
+        def __init__(self) -> None:
+            self.folder = Path("nowhere")
+
+        def is_graph_settled(self) -> bool:
+            self.looks += 1
+            if self.looks == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return self.looks == 4
+
+    system = Unfinished()
+    with pytest.raises(KeyboardInterrupt), million.ending_on_sigterm():
+        asyncio.run(million.graph(system, {}))
+    assert system.looks < 4
 
 
 def _report() -> dict[str, Any]:
