@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ PGVECTOR_AT_LEAST = (0, 8, 4)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SHARED_MEMORY_NEEDED_MB = 1024
 """A parallel HNSW build takes maintenance_work_mem of it; containers often have 64 MB."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Within a container, its own limits."""
 
 
 class Postgres:
@@ -96,7 +99,7 @@ def _settings(port: int, settings: LocalSettings) -> dict[str, object]:
         "unix_socket_directories": "''",
         "max_connections": 200,
         "shared_buffers": f"{settings.postgres_shared_buffers_mb}MB",
-        "effective_cache_size": f"{settings.postgres_effective_cache_mb or psutil.virtual_memory().total >> 21}MB",
+        "effective_cache_size": f"{settings.postgres_effective_cache_mb or _memory_bytes() >> 21}MB",
         "maintenance_work_mem": "512MB",
         "dynamic_shared_memory_type": _dynamic_shared_memory(),
         "max_wal_size": "2GB",
@@ -106,6 +109,15 @@ def _settings(port: int, settings: LocalSettings) -> dict[str, object]:
         "timezone": "'UTC'",
         "log_timezone": "'UTC'",
     }
+
+
+def _memory_bytes() -> int:
+    """The memory of this machine, or of the container, if it may use less."""
+    limits: list[int] = [psutil.virtual_memory().total]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups version 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            limits.append(int((CGROUPS / name).read_text()))
+    return min(limits)
 
 
 def _dynamic_shared_memory() -> str:

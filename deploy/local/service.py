@@ -48,7 +48,8 @@ class LocalSettings(BaseSettings):
     """Taken page by page as it is used. The graph of 100,000 chunks of 1,536 dimensions is 389 MB, and a walk over it
     takes half as long again where it does not fit."""
     postgres_effective_cache_mb: int | None = Field(None, ge=64)
-    """A graph is built in at most a quarter of it. Default: half of the machine's memory, as Postgres advises."""
+    """A graph is built in at most a quarter of it. Default: half of the memory of the machine or container, as
+    Postgres advises."""
     workers_together: bool = False
     """The workers of the stages and of the analysis in one process."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from deploy.local import dist, fetch, postgres
@@ -149,3 +151,19 @@ def test_java_reads_only_the_archives_of_classes_that_are_there(
     (tmp_path / "kafka.jsa").touch()
     command = java_command(Place(tmp_path, "kafka"), 512, tmp_path / "kafka.jsa", tmp_path / "missing.jsa")
     assert f"-XX:SharedArchiveFile={tmp_path / 'java.jsa'}:{tmp_path / 'kafka.jsa'}" in command
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize(
+    ("limit", "megabytes"), [("536870912\n", 256), ("max\n", 4096), ("9223372036854771712\n", 4096)]
+)
+def test_postgres_counts_on_the_memory_of_its_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, limit: str, megabytes: int
+) -> None:
+    monkeypatch.setattr(postgres, "CGROUPS", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 << 30))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(limit)
+    assert postgres._settings(1, LocalSettings())["effective_cache_size"] == f"{megabytes}MB"
+    chosen = LocalSettings(postgres_effective_cache_mb=300)
+    assert postgres._settings(1, chosen)["effective_cache_size"] == "300MB"
