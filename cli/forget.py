@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
 
 import typer
@@ -295,7 +295,7 @@ class Work:
                 " publishes for it, then run this command again"
             )
         await self._tombstones(tenant, {name: principals})
-        await self._refuse_memberships(tenant, name)
+        await self._refuse_memberships(tenant, name, "source", [name])
         await self._erase("source", _scope(tenant, source=name))
 
     async def tenant(self, name: str, sources: Sequence[str]) -> None:
@@ -334,7 +334,7 @@ class Work:
         await self._conversations(tenant, name)
         await self._named(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
-        await self._refuse_memberships_of(tenant, name, [source for (source,) in rows])
+        await self._refuse_memberships(tenant, name, "person", [source for (source,) in rows])
         await self._erase("person", scope)
         [(self.promoted_from_feedback,)] = await self._all(
             "SELECT count(*) FROM eval_queries WHERE tenant = %(tenant)s AND cardinality(givers) > 0", tenant=tenant
@@ -659,24 +659,17 @@ class Work:
         keys = [f"{tenant}/{source}/{name}".encode() for source, names in principals.items() for name in names]
         await deliver(self.producer.send_tombstone(IDENTITIES, key, [TOMBSTONE]) for key in keys)
 
-    async def _refuse_memberships(self, tenant: str, source: str) -> None:
+    async def _refuse_memberships(
+        self, tenant: str, name: str, of: Literal["source", "person"], sources: Sequence[str]
+    ) -> None:
+        """Have memberships from before refused: those of a source or of a person, whom these sources name."""
         from connectors.runner.rows import keep_stamp
-        from pipeline.ledger.personal import raise_membership_floor
+        from pipeline.ledger.personal import raise_floor
         from pipeline.stores.postgres import translated
 
         with translated("erasure"):
             async with self.pool.connection() as connection:
-                floor = await raise_membership_floor(connection, tenant, source)
-                await keep_stamp(connection, tenant, source, floor)
-
-    async def _refuse_memberships_of(self, tenant: str, person: str, sources: Sequence[str]) -> None:
-        from connectors.runner.rows import keep_stamp
-        from pipeline.ledger.personal import raise_person_floor
-        from pipeline.stores.postgres import translated
-
-        with translated("erasure"):
-            async with self.pool.connection() as connection:
-                floor = await raise_person_floor(connection, tenant, person)
+                floor = await raise_floor(connection, tenant, name, of)
                 for source in sources:
                     await keep_stamp(connection, tenant, source, floor)
 

@@ -598,31 +598,28 @@ PLACES: tuple[Place, ...] = (
 CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id access_id created_at in_graph")
 
 
-async def raise_membership_floor(connection: Connection, tenant: str, source: str) -> datetime:
-    """Have the stage identities ignore every membership of a source that was observed until now. To be committed before
-    the rows that say so themselves are erased. Returns the moment, after which the source's clock has to go on; it is
-    no later than what the stage accepts at all, whatever a connector has written of its clock."""
+async def raise_floor(connection: Connection, tenant: str, name: str, of: Literal["source", "person"]) -> datetime:
+    """Have the stage identities ignore every membership of a source, or of a person in all sources of the tenant, that
+    was observed until now. To be committed before the rows that say so themselves are erased. Returns the moment, after
+    which the clocks of the sources have to go on; it is no later than what the stage accepts at all, whatever a
+    connector has written of its clock."""
+    floors, key, holds = {
+        "source": ("membership_floors", "source", "source = %(source)s"),
+        "person": ("person_floors", "subject", "principal = %(person)s"),
+    }[of]
     cursor = await connection.execute(
-        "INSERT INTO membership_floors AS f (tenant, source, observed_at) SELECT %(tenant)s, %(source)s,"
+        f"INSERT INTO {floors} AS f (tenant, {key}, observed_at) SELECT %(tenant)s, %({key})s,"
         " least(clock_timestamp() + %(ahead)s, greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships"
-        " WHERE tenant = %(tenant)s AND source = %(source)s), (SELECT observed_at FROM connector_sources"
-        " WHERE tenant = %(tenant)s AND source = %(source)s))) ON CONFLICT (tenant, source) DO UPDATE SET"
+        f" WHERE tenant = %(tenant)s AND {holds}), (SELECT observed_at FROM connector_sources"
+        f" WHERE tenant = %(tenant)s AND source = %(source)s))) ON CONFLICT (tenant, {key}) DO UPDATE SET"
         " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
-        {"tenant": tenant, "source": source, "ahead": MAX_AHEAD},
-    )
-    [(floor,)] = await cursor.fetchall()
-    return cast(datetime, floor)
-
-
-async def raise_person_floor(connection: Connection, tenant: str, person: str) -> datetime:
-    """Have the stage identities ignore every membership of a person that was observed until now, in all sources of the
-    tenant. To be committed before the person's rows are erased. Returns the moment."""
-    cursor = await connection.execute(
-        "INSERT INTO person_floors AS f (tenant, subject, observed_at) SELECT %(tenant)s, %(subject)s,"
-        " least(clock_timestamp() + %(ahead)s, greatest(clock_timestamp(), (SELECT max(observed_at) FROM memberships"
-        " WHERE tenant = %(tenant)s AND principal = %(person)s))) ON CONFLICT (tenant, subject) DO UPDATE SET"
-        " observed_at = greatest(f.observed_at, EXCLUDED.observed_at) RETURNING observed_at",
-        {"tenant": tenant, "subject": subject_digest(person), "person": person, "ahead": MAX_AHEAD},
+        {
+            "tenant": tenant,
+            "source": name if of == "source" else None,
+            "person": name,
+            "subject": subject_digest(name),
+            "ahead": MAX_AHEAD,
+        },
     )
     [(floor,)] = await cursor.fetchall()
     return cast(datetime, floor)

@@ -27,7 +27,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.fold import MAX_AHEAD
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Vectors
-from pipeline.ledger.personal import Scope, erase, raise_membership_floor, raise_person_floor
+from pipeline.ledger.personal import Scope, erase, raise_floor
 from pipeline.runtime.settings import ElasticsearchSettings, EmbeddingSettings, dist
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.identities import Identities
@@ -299,7 +299,7 @@ async def test_memberships_of_a_forgotten_source_do_not_come_back_with_a_source_
     await arrives(before)
     assert await sources() == ["wiki"]
     async with library.pool.connection() as connection:
-        floor = await raise_membership_floor(connection, tenant, "wiki")
+        floor = await raise_floor(connection, tenant, "wiki", "source")
         await erase(connection, "source", Scope(tenant, source="wiki"))
     await arrives(before)
     await arrives(before, source="drive")
@@ -333,7 +333,7 @@ async def test_memberships_of_a_forgotten_person_do_not_come_back(library: Libra
     for name in ("ann", "bob"):
         await arrives(name, now)
     async with library.pool.connection() as connection:
-        floor = await raise_person_floor(connection, tenant, "ann")
+        floor = await raise_floor(connection, tenant, "ann", "person")
         await erase(connection, "person", Scope(tenant, person="ann"))
     for source in ("wiki", "drive"):
         await arrives("ann", now, source=source)
@@ -349,9 +349,9 @@ async def test_the_floor_of_what_was_forgotten_is_no_later_than_what_is_accepted
     """A connector that wrote a far time as the clock of a source had its memberships refused for ever."""
     await library.execute("INSERT INTO connector_sources VALUES (%s, 'wiki', 'infinity')", tenant)
     async with library.pool.connection() as connection:
-        floor = await raise_membership_floor(connection, tenant, "wiki")
+        floor = await raise_floor(connection, tenant, "wiki", "source")
         await connection.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ann', '{}', 'infinity')", [tenant])
-        floor_of_person = await raise_person_floor(connection, tenant, "ann")
+        floor_of_person = await raise_floor(connection, tenant, "ann", "person")
     assert max(floor, floor_of_person) <= datetime.now(UTC) + MAX_AHEAD
 
 
