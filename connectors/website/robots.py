@@ -6,6 +6,8 @@ import re
 
 from protego import Protego
 
+MAX_ROBOTS_BYTES = 512_000
+"""As much as RFC 9309 asks a crawler to read at least."""
 MAX_RULES, MAX_COPIES = 10_000, 200_000
 """The lines of robots.txt other than names of crawlers; and those lines, each as often as its group has names: the
 library copies the rules of a group for each of them, 225 million in 280 kB. An address may be compared with all rules,

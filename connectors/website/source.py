@@ -25,15 +25,13 @@ from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, syst
 from connectors.website.listings import MAX_LISTING_BYTES, MAX_SITEMAPS, BadListing, Listing, normalised, parse
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, head_of
-from connectors.website.robots import parsed_robots
+from connectors.website.robots import MAX_ROBOTS_BYTES, parsed_robots
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.retry import http_date
 from pipeline.runtime.tasks import gather_or_cancel
 from topics.messages import Metadata
 
 PAGE_LISTED = 100
-MAX_ROBOTS_BYTES = 512_000
-"""As much as RFC 9309 asks a crawler to read at least."""
 MAX_CRAWL_DELAY_SECONDS = 30.0
 MAX_VALIDATOR_CHARACTERS = 1_000
 """Longer etags are not kept: pages are then requested without conditions."""
