@@ -1,7 +1,8 @@
 """How much of everything a library of a given size needs: arithmetic over what was measured, without any I/O.
 
 Every constant says where it comes from. ``load`` is bench/results/query_load.json (python -m bench.query_load),
-``sized`` bench/results/sizing.json (python -m bench.sizing); tests/unit/deploy/test_plan.py compares them.
+``searched`` query.json there (python -m bench.query), ``sized`` sizing.json (python -m bench.sizing);
+tests/unit/deploy/test_plan.py compares them.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ CHUNKS_PER_CHANGE = 3.0
 """Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
 PEAK = 3.0
 """The busiest hour against the mean. An assumption."""
-SERVICE_SECONDS_PER_QUERY = 0.027
-"""Processor time of the query service, with relevance feedback (docs/load.md; 0.0125 without)."""
-STORES_SECONDS_PER_QUERY = 0.06
-"""Processor time of both stores together, at most: two idle cores, clients included, gave 46 searches/s without
-relevance feedback (load), which is 43 ms each; with it, twice that, less what the service took."""
+SERVICE_SECONDS_PER_QUERY = 0.017
+"""Processor time of the query service, with relevance feedback (searched; 0.010 without)."""
+STORES_SECONDS_PER_QUERY = 0.053
+"""Processor time of both stores together, at most: where a tenth may be read (docs/performance.md). Where all may be
+read, two idle cores answered 33 searches/s (searched), which leaves 43 ms for them, clients included."""
 BUSY = 0.6
 """How busy a processor may be in the mean, so that queues stay short."""
 SMALLEST_PARTITIONS = 8
