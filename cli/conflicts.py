@@ -116,7 +116,7 @@ def dismiss(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The conflict's id, from `penstock conflicts list`.")],
     tenant: Tenant = "default",
 ) -> None:
-    """Set a conflict aside: it is none, or nobody minds. It stays so until one of its passages changes.
+    """Set a conflict aside that is none or does not matter. It stays so until one of its passages changes.
 
     Example: penstock conflicts dismiss 0b1a4f0e-5c1d-5a53-9d0e-3f1f6c1a2b3c
     """

@@ -207,7 +207,7 @@ def remove(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     file: Annotated[
-        Path | None, typer.Option("--file", help="File of connectors that says the connector's tenant.")
+        Path | None, typer.Option("--file", help="File of connectors, which names the connector's tenant.")
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -303,10 +303,10 @@ def conform(
 def new(
     name: Annotated[
         str,
-        typer.Argument(help="Name of the source: the folder's, and the class's without its _.", show_default=False),
+        typer.Argument(help="Name of the source and its folder: lower-case letters, digits and _.", show_default=False),
     ],
 ) -> None:
-    """Write a folder with a source of your own, which describes a small service to test it on.
+    """Write a folder with a source of your own, and a small service to test it on.
 
     It passes `penstock connector conform` as it is; change it from there.
 

@@ -72,7 +72,7 @@ def evaluate(
 
     Examples:
 
-      penstock eval ../shared/data/cranfield --json
+      penstock eval FOLDER --json
 
       penstock eval FOLDER --rerank --against before.json --fail-below nDCG@10=0.44
     """

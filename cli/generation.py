@@ -63,7 +63,10 @@ LINE_INTERVAL_SECONDS = 30.0
 
 @generation.command("list")
 def list_(json_output: Json = False) -> None:
-    """Every generation with its model, how far it is, what it lacks and how large it is."""
+    """List the generations with their models, how far each is, what it lacks and how large it is.
+
+    Example: penstock generation list --json
+    """
     from pipeline.generations.building import connect
     from pipeline.generations.lifecycle import standings
     from pipeline.runtime.settings import load

@@ -170,7 +170,10 @@ def import_(
 def export(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant. Default: all.")] = None,
 ) -> None:
-    """Print all golden questions with their judgements, one JSON object per line."""
+    """Print all golden questions with their judgements, one JSON object per line.
+
+    Example: penstock golden export > golden.jsonl
+    """
     from query.evaluation.golden import write
 
     for line in write(asyncio.run(_stored(tenant))):
@@ -181,7 +184,10 @@ def export(
 def remove(
     query: Annotated[str, typer.Argument(help="The question, as it was added.")], tenant: Tenant = "default"
 ) -> None:
-    """Remove a question and its judgements."""
+    """Remove a question and its judgements.
+
+    Example: penstock golden remove "how long do we keep logs"
+    """
     if not asyncio.run(_forget(tenant, query)):
         echo(f"error: no such question in tenant {printable(tenant)}: `penstock golden export` lists them", err=True)
         raise typer.Exit(1)

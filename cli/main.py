@@ -180,8 +180,8 @@ def migrate(
         typer.Option(
             min=1,
             max=1000,
-            help="How many partitions the topics of the stages have at least. They can be added while workers run, and"
-            " never be removed.",
+            help="Minimum number of partitions of each topic of the stages. They can be added while workers run, but"
+            " never removed.",
         ),
     ] = None,
 ) -> None:
@@ -216,7 +216,7 @@ def worker(
 ) -> None:
     """Run one worker until it is stopped. On SIGTERM it completes the work it has begun. Start more to go faster.
 
-    all: detect, vectors, keywords and analysis in one process, which needs less memory and one processor.
+    all: detect, vectors, keywords and analysis in one process, which needs less memory and uses one processor.
 
     Example: penstock worker detect
     """

@@ -36,8 +36,8 @@ def declare(
     tenant: Tenant = "default",
     json_output: Json = False,
 ) -> None:
-    """Declare a key, or give it another type. Documents that are there already can be filtered by it when the keyword
-    workers have followed; nothing is embedded.
+    """Declare a key, or give it another type. Documents that are indexed already can be filtered by it when the
+    keywords workers have written them again; nothing is embedded.
 
     A value that is not of this type is kept with its document and matches no filter. Repeating the command is harmless,
     and finishes a run that was interrupted.

@@ -39,8 +39,11 @@ def plan(
 
     The estimate uses measured numbers (docs/scaling.md), and needs no running system.
 
-    Examples: penstock plan --documents 2000000 --changes-per-hour 10000 --queries-per-second 500
-    penstock plan --documents 40000000 --vectors elasticsearch
+    Examples:
+
+      penstock plan --documents 2000000 --changes-per-hour 10000 --queries-per-second 500
+
+      penstock plan --documents 40000000 --vectors elasticsearch
     """
     size = Workload(
         documents,

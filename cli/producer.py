@@ -98,7 +98,7 @@ def allow(
     ],
     json_output: Json = False,
 ) -> None:
-    """Replace the list of sources that a producer may publish. Its keys stay; others are refused within seconds.
+    """Replace the list of sources that a producer may publish. Its keys stay; other sources are refused within seconds.
 
     Example: penstock producer allow connectors acme/wiki 'acme/shop-*'
     """

@@ -38,8 +38,13 @@ def up(
         bool, typer.Option("--no-workers", help="Start only Kafka, Postgres and Elasticsearch.")
     ] = False,
 ) -> None:
-    """Start the local stack, its workers and the query service. Processes that run already are left as they are; only
-    the worker of the connectors starts anew if connectors.toml declares more of them."""
+    """Start the local stack (Kafka, Postgres and Elasticsearch), its workers and the query service.
+
+    Everything is kept in PENSTOCK_HOME, by default the folder .penstock here. Processes that run already are left as
+    they are; only the connectors worker is restarted if connectors were added to connectors.toml.
+
+    Example: penstock up --no-workers
+    """
     stack = local_stack()
     with errors(), _progress() as progress:
         started = _up(stack, progress, () if no_workers else (*_stages(), *_connectors(), *_canary(), QUERY))
@@ -52,7 +57,10 @@ def up(
 
 
 def down(json_output: Json = False) -> None:
-    """Stop the query service, the workers and the local stack. Their data stays on disk."""
+    """Stop the query service, the workers and the local stack. Their data stays on disk.
+
+    Example: penstock down
+    """
     with errors(), _progress() as progress:
         stopped = local_stack().down(progress)
     if json_output:

@@ -212,7 +212,7 @@ def deliveries(
 
 @webhook.command("test")
 def probe(name: Name, json_output: Json = False) -> None:
-    """Send a signed test event from here, and print the receiver's answer. Exit code 1: it is no success.
+    """Send a signed test event from here, and print the receiver's answer. Exit code 1: an error, or no answer.
 
     Its type is io.penstock.webhook.test.v1. It changes nothing, and the worker may be stopped.
 
