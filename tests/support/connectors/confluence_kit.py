@@ -14,6 +14,7 @@ from connectors.fakes.confluence_state import Item, State, User
 from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction, Unlisted
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
+from tests.support.connectors.reading import everything, groups, listing
 
 FLAVOURS: Sequence[Flavour] = ("cloud", "data-center")
 SECRET = "what both sides know"
@@ -74,12 +75,10 @@ class Wiki:
         return self.state.add_page("ENG", title, body or f"<p>About {title}.</p>", **more)
 
     async def full(self, cursor: Cursor | None = None) -> dict[str, Entry]:
-        return {entry.external_id: entry async for page in self.source.full(cursor) for entry in page.entries}
+        return await everything(self.source, cursor)
 
     async def slim(self) -> dict[str, Listed]:
-        return {
-            item.external_id: item async for some in self.source.slim() for item in some if isinstance(item, Listed)
-        }
+        return await listing(self.source)
 
     async def unlisted(self) -> dict[str, str | None]:
         """Return the parts that a listing sets aside, each with the tag of its documents."""
@@ -90,7 +89,7 @@ class Wiki:
         return [entry for page in pages for entry in page.entries], pages[-1].cursor
 
     async def groups(self, tags: Sequence[str] | None = None) -> dict[str, Group]:
-        return {group.tag: group async for group in self.source.groups(tags)}
+        return await groups(self.source, tags)
 
     async def events(self) -> list[Reaction]:
         """Read the changes of everything that happened since the last call."""

@@ -62,18 +62,6 @@ async def pages(source: Git, cursor: Mapping[str, Any] | None = None) -> list[Pa
     return [page async for page in source.full(cursor)]
 
 
-async def crawled(source: Git) -> dict[str, Entry]:
-    return {entry.external_id: entry for page in await pages(source) for entry in page.entries}
-
-
-async def changed(source: Git, cursor: Mapping[str, Any]) -> tuple[dict[str, Entry], Mapping[str, Any]]:
-    results: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
 async def listed(source: Git) -> dict[str, str | None]:
     return {entry.external_id: entry.revision async for batch in source.slim() for entry in batch}
 

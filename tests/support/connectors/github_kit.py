@@ -10,7 +10,7 @@ from typing import Any
 
 from connectors.fakes.github import WEBHOOK_SECRET, FakeGitHub
 from connectors.github import GitHub, GitHubOptions
-from connectors.source import Context, Document, Entry, Listed
+from connectors.source import Context
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
 from tests.support.connectors.slack_kit import Notes
@@ -46,35 +46,6 @@ async def desk_in(folder: Path) -> AsyncIterator[Desk]:
         finally:
             for source in desk.made:
                 await source.close()
-
-
-async def everything(source: GitHub, cursor: Any = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(cursor) for entry in page.entries}
-
-
-async def changed(source: GitHub, cursor: Any) -> tuple[dict[str, Entry], Any]:
-    """Return the changes, and the cursor of the next poll."""
-    results: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
-async def listing(source: GitHub) -> dict[str, Listed]:
-    entries = [entry async for page in source.slim() for entry in page]
-    return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
-
-
-async def one(source: GitHub, external_id: str) -> Entry:
-    [entry] = await source.fetch([external_id])
-    return entry
-
-
-async def read(source: GitHub, external_id: str) -> Document:
-    entry = await one(source, external_id)
-    assert isinstance(entry, Document)
-    return entry
 
 
 async def members(source: GitHub, tags: list[str] | None = None) -> dict[str, list[str]]:

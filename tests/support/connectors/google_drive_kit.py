@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from connectors.fakes.google_drive_corpus import Corpus, Grant
 from connectors.google_drive import GoogleDrive, GoogleDriveOptions
 from connectors.google_drive.client import MEMBER_SCOPE, USER_SCOPE
 from connectors.google_drive.playground import ACCOUNT, ADMIN
-from connectors.source import Context, Cursor, Document, Entry, Group, Listed
+from connectors.source import Context
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
 
@@ -81,29 +81,3 @@ async def desk_in(folder: Path) -> AsyncIterator[Desk]:
             yield desk
         finally:
             await desk.close()
-
-
-async def whole(source: GoogleDrive, cursor: Cursor | None = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(cursor) for entry in page.entries}
-
-
-async def listing(source: GoogleDrive) -> dict[str, Listed]:
-    return {entry.external_id: entry async for page in source.slim() for entry in page}
-
-
-async def since(source: GoogleDrive, cursor: Cursor) -> tuple[dict[str, Entry], Cursor]:
-    results: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
-async def members(source: GoogleDrive, tags: Sequence[str] | None = None) -> dict[str, Group]:
-    return {group.tag: group async for group in source.groups(tags)}
-
-
-async def one(source: GoogleDrive, id_: str) -> Document:
-    [entry] = await source.fetch([id_])
-    assert isinstance(entry, Document), entry
-    return entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from connectors.fakes.jira import FakeJira, Flavour
 from connectors.fakes.jira_state import Grant, State
 from connectors.jira import Jira, JiraOptions
 from connectors.set_aside import SetAside
-from connectors.source import Context, Cursor, Document, Entry, Group, Listed, Unlisted
+from connectors.source import Context, Document, Listed, Unlisted
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
 from tests.support.connectors.google_drive_kit import InMemory
@@ -83,36 +83,8 @@ async def office_in(
                 await source.close()
 
 
-async def everything(source: Jira, cursor: Cursor | None = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(cursor) for entry in page.entries}
-
-
-async def changed(source: Jira, cursor: Cursor) -> tuple[dict[str, Entry], Cursor]:
-    """Return the changes, and the cursor of the next poll."""
-    results: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
-async def listing(source: Jira) -> dict[str, Listed]:
-    entries = [entry async for page in source.slim() for entry in page]
-    return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
-
-
 async def unlisted(source: Jira) -> list[Unlisted]:
     return [entry async for page in source.slim() for entry in page if isinstance(entry, Unlisted)]
-
-
-async def read(source: Jira, external_id: str) -> Document:
-    [entry] = await source.fetch([external_id])
-    assert isinstance(entry, Document), entry
-    return entry
-
-
-async def groups(source: Jira, tags: Sequence[str] | None = None) -> dict[str, Group]:
-    return {group.tag: group async for group in source.groups(tags)}
 
 
 async def readers(source: Jira, entry: Document | Listed) -> set[str]:

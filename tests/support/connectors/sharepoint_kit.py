@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from connectors.conform.memory_runner import InMemory
 from connectors.fakes.graph import CLIENT, SECRET, FakeGraph
 from connectors.fakes.graph_tenant import TENANT, Grant, Site, Tenant
 from connectors.sharepoint import SharePoint, SharePointOptions
-from connectors.source import Context, Cursor, Document, Entry, Group, Listed
+from connectors.source import Context
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
 
@@ -79,29 +79,3 @@ async def office_in(folder: Path, around: Callable[[FakeGraph], Any] = lambda fa
             yield office
         finally:
             await office.close()
-
-
-async def whole(source: SharePoint, cursor: Cursor | None = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(cursor) for entry in page.entries}
-
-
-async def listing(source: SharePoint) -> dict[str, Listed]:
-    return {entry.external_id: entry async for page in source.slim() for entry in page}
-
-
-async def since(source: SharePoint, cursor: Cursor) -> tuple[dict[str, Entry], Cursor]:
-    results: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
-async def members(source: SharePoint, tags: Sequence[str] | None = None) -> dict[str, Group]:
-    return {group.tag: group async for group in source.groups(tags)}
-
-
-async def one(source: SharePoint, id_: str) -> Document:
-    [entry] = await source.fetch([id_])
-    assert isinstance(entry, Document), entry
-    return entry

@@ -10,9 +10,10 @@ from typing import Any
 
 from connectors.fakes.slack import FakeSlack
 from connectors.slack import Slack, SlackOptions
-from connectors.source import Context, Document, Entry, Listed
+from connectors.source import Context
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
+from tests.support.connectors.reading import read
 
 
 @dataclass
@@ -68,29 +69,5 @@ async def desk_in(folder: Path) -> AsyncIterator[Desk]:
                 await slack.close()
 
 
-async def everything(slack: Slack, cursor: Any = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in slack.full(cursor) for entry in page.entries}
-
-
-async def changed(slack: Slack, cursor: Any) -> tuple[dict[str, Entry], Any]:
-    """Return the changes, and the cursor of the next poll."""
-    results: dict[str, Entry] = {}
-    async for page in slack.changes(cursor):
-        results |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return results, cursor
-
-
-async def listing(slack: Slack) -> dict[str, Listed]:
-    return {entry.external_id: entry async for page in slack.slim() for entry in page if isinstance(entry, Listed)}
-
-
-async def one(slack: Slack, external_id: str) -> Entry:
-    [entry] = await slack.fetch([external_id])
-    return entry
-
-
 async def text(slack: Slack, external_id: str) -> str:
-    entry = await one(slack, external_id)
-    assert isinstance(entry, Document)
-    return entry.content
+    return (await read(slack, external_id)).content

@@ -16,10 +16,11 @@ import pytest
 from connectors.database.playground import address
 from connectors.database.source import Database
 from connectors.declared import options
-from connectors.source import Context, Document, Entry, Gone, Listed, Unreadable
+from connectors.source import Context, Document, Gone, Unreadable
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.folder_kit import own_database
+from tests.support.connectors.reading import changed, everything, listing
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.stack
@@ -76,24 +77,6 @@ async def desk(database: str, tmp_path: Path) -> AsyncIterator[Desk]:
     yield desk
     for source in desk.opened:
         await source.close()
-
-
-async def listing(source: Database) -> dict[str, Listed]:
-    entries = [entry async for page in source.slim() for entry in page]
-    assert all(isinstance(entry, Listed) for entry in entries)
-    return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
-
-
-async def everything(source: Database, cursor: dict[str, Any] | None = None) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(cursor) for entry in page.entries}
-
-
-async def changed(source: Database, cursor: Any) -> tuple[dict[str, Entry], Any]:
-    entries: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        entries |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return entries, cursor
 
 
 async def test_all_rows_are_read_page_by_page_and_listed_alike(desk: Desk) -> None:

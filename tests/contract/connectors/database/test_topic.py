@@ -19,12 +19,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from connectors.database.source import Database
 from connectors.declared import options
 from connectors.set_aside import SetAside
-from connectors.source import Context, Cursor, CursorExpired, Document, Entry, Gone, Unreadable
+from connectors.source import Context, CursorExpired, Document, Gone, Unreadable
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.batches import POLL_BYTES
 from pipeline.kafka.follow import Follower
 from pipeline.runtime.settings import KafkaSettings
+from tests.support.connectors.reading import changed, everything
 from tests.support.pipeline import hostile_batches
 
 pytestmark = pytest.mark.stack
@@ -110,19 +111,6 @@ async def desk(stack: Stack, tmp_path: Path) -> AsyncIterator[Desk]:
 
 async def listing(source: Database) -> dict[str, list[str]]:
     return {e.external_id: [*e.acl_tags] async for page in source.slim() for e in page}  # type: ignore[union-attr]
-
-
-async def everything(source: Database) -> dict[str, Entry]:
-    return {entry.external_id: entry async for page in source.full(None) for entry in page.entries}
-
-
-async def changed(source: Database, cursor: Cursor | None) -> tuple[dict[str, Entry], Cursor]:
-    assert cursor is not None
-    entries: dict[str, Entry] = {}
-    async for page in source.changes(cursor):
-        entries |= {entry.external_id: entry for entry in page.entries}
-        cursor = page.cursor
-    return entries, cursor
 
 
 async def test_rows_of_all_partitions_become_documents_and_changes_are_read_once(desk: Desk) -> None:

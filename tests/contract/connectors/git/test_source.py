@@ -26,8 +26,9 @@ from connectors.replay import REMEMBERED
 from connectors.source import CursorExpired, Document, Gone, Refused, Request, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.http_server import served
-from tests.support.connectors.git_kit import Repository, changed, crawled, listed, pages, texts
+from tests.support.connectors.git_kit import Repository, listed, pages, texts
 from tests.support.connectors.pdf_files import pdf_of
+from tests.support.connectors.reading import changed, everything
 
 LONG = "\n\n".join(f"Paragraph {n} about pumps and valves in hall {n}." for n in range(20))
 
@@ -45,7 +46,7 @@ async def test_a_first_crawl_reads_every_text_file_with_its_access_author_and_ti
     repository.push({"notes/über.txt": "grün", "logo.png": b"\x89PNG\x00", ".github/x.yml": "a: 1", "empty.md": ""})
     template = "https://git.example.com/wiki/blob/{branch}/{path}"
     source = repository.source(source_url=template)
-    entries = await crawled(source)
+    entries = await everything(source)
     assert sorted(entries) == ["notes/über.txt", "readme.md", "src/pump.py"]
     readme = entries["readme.md"]
     assert isinstance(readme, Document)
@@ -79,7 +80,7 @@ async def test_a_crawl_resumes_after_a_page_despite_a_rename_meanwhile(repositor
 async def test_an_empty_repository_has_no_documents_until_its_first_commit(repository: Repository) -> None:
     source = repository.source()
     cursor = await source.start()
-    assert await crawled(source) == {}
+    assert await everything(source) == {}
     assert await listed(source) == {}
     assert await changed(source, cursor) == ({}, {"commit": None})
     commit = repository.push({"a.md": "one"})
@@ -116,8 +117,8 @@ async def test_a_branch_missing_only_in_the_first_response_is_retryable(
 
     monkeypatch.setattr(Mirror, "_remote", gone_at_first)
     with pytest.raises(Retryable, match="only at the second request"):
-        await crawled(source)
-    assert list(await crawled(source)) == ["a.md"]
+        await everything(source)
+    assert list(await everything(source)) == ["a.md"]
 
 
 async def test_only_the_configured_branch_is_read(repository: Repository) -> None:
@@ -126,8 +127,8 @@ async def test_only_the_configured_branch_is_read(repository: Repository) -> Non
     repository.work.write("a.md", "wiki")
     repository.work.git("commit", "--quiet", "--all", "--message", "x")
     repository.work.git("push", "--quiet", str(repository.work.remote), "HEAD:wiki")
-    assert texts(await crawled(repository.source(branch="wiki"))) == {"a.md": "wiki"}
-    assert texts(await crawled(repository.source(folder="other"))) == {"a.md": "main"}
+    assert texts(await everything(repository.source(branch="wiki"))) == {"a.md": "wiki"}
+    assert texts(await everything(repository.source(folder="other"))) == {"a.md": "main"}
 
 
 # What changes
@@ -246,10 +247,10 @@ async def test_a_forced_push_expires_the_cursor_and_keeps_ids(repository: Reposi
     repository.push({"b.md": "another two"}, "Another history")
     with pytest.raises(CursorExpired):
         await changed(source, cursor)
-    assert texts(await crawled(source)) == {"a.md": LONG, "b.md": "another two"}
+    assert texts(await everything(source)) == {"a.md": LONG, "b.md": "another two"}
     with pytest.raises(CursorExpired):
         await changed(repository.source(folder="lost"), cursor)
-    assert texts(await crawled(repository.source(folder="lost"))) == {"a.md": LONG, "b.md": "another two"}
+    assert texts(await everything(repository.source(folder="lost"))) == {"a.md": LONG, "b.md": "another two"}
     with pytest.raises(CursorExpired):
         await changed(source, {"commit": "0" * 40})
 
@@ -288,7 +289,7 @@ async def test_a_damaged_or_lost_mirror_is_fetched_again(repository: Repository,
     fresh = repository.source()
     for _ in range(3):
         try:
-            entries = await crawled(fresh)
+            entries = await everything(fresh)
             break
         except Retryable:
             continue
@@ -330,7 +331,7 @@ async def test_ssh_uses_only_the_configured_key_known_hosts_and_options(
         ssh_key_file="/keys/one key",
         known_hosts_file="/keys/known hosts",
     )
-    assert texts(await crawled(source)) == {"a.md": "one"}
+    assert texts(await everything(source)) == {"a.md": "one"}
     lines = (tmp_path / "args").read_text().splitlines()
     assert lines[:4] == ["-F", "none", "-i", "/keys/one key"]
     assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "IdentitiesOnly=yes"} <= set(lines)
@@ -351,7 +352,7 @@ async def test_the_access_file_is_read_again_for_every_read(repository: Reposito
     )
     repository.options = {"url": repository.options["url"], "access_file": str(file)}
     source = repository.source()
-    entries = await crawled(source)
+    entries = await everything(source)
     assert {name: (entry.acl_tags, entry.required_tags) for name, entry in entries.items()} == {
         "docs/a.md": (["team"], []),
         "c.md": (["team"], []),
@@ -475,7 +476,7 @@ async def test_hostile_symlinks_submodules_hooks_and_attributes_have_no_effect(
     work.git("commit", "--quiet", "--allow-empty", "--message", "Again")
     work.git("push", "--quiet", str(work.remote), "HEAD:main")
     await changed(source, cursor)
-    results = texts(await crawled(source))
+    results = texts(await everything(source))
     assert sorted(results) == ["a.md", "big.py", "hooks/post-checkout"]
     assert "canary" not in str(results)
     assert not proof.exists()
@@ -495,7 +496,7 @@ async def test_git_configuration_and_environment_of_the_machine_are_ignored(
     monkeypatch.setenv("GIT_DIR", str(home))
     monkeypatch.setenv("GIT_TRACE", str(tmp_path / "trace"))
     repository.push({"a.md": "one"})
-    assert texts(await crawled(repository.source())) == {"a.md": "one"}
+    assert texts(await everything(repository.source())) == {"a.md": "one"}
     assert not proof.exists()
     assert not (tmp_path / "trace").exists()
 
@@ -524,7 +525,7 @@ async def test_files_with_unusual_names_are_documents_like_any_other(repository:
     work.git("commit", "--quiet", "--message", "Long")
     work.git("push", "--quiet", str(work.remote), "HEAD:main")
     source = repository.source(source_url="https://x/{path}")
-    entries = await crawled(source)
+    entries = await everything(source)
     assert set(names) <= set(entries)
     assert len(entries) == len(names) + 2
     assert all(len(name) <= 2000 and name.encode() for name in entries)
@@ -549,14 +550,14 @@ async def test_too_large_binary_and_broken_files_are_unreadable_entries(reposito
         }
     )
     source = repository.source(max_file_bytes=6 * 1024 * 1024)
-    entries = await crawled(source)
+    entries = await everything(source)
     codes = {name: entry.code for name, entry in entries.items() if isinstance(entry, Unreadable)}
     assert codes.keys() == {"huge.txt", "data.unknown", "broken.pdf", "odd.txt"}
     assert (codes["huge.txt"], codes["data.unknown"], codes["odd.txt"]) == ("too_large", "binary", "encoding")
     assert "How to run them." in entries["manual.pdf"].content
     assert await listed(source) == {name: entry.revision for name, entry in entries.items()}
     small = repository.source(max_file_bytes=100)
-    assert texts(await crawled(small))["manual.pdf"] == "too_large"
+    assert texts(await everything(small))["manual.pdf"] == "too_large"
 
 
 async def test_a_repository_beyond_the_size_limit_is_refused(repository: Repository, tmp_path: Path) -> None:
@@ -591,7 +592,7 @@ async def test_a_commit_of_endless_trees_in_the_history_takes_no_more_than_the_m
     with pytest.raises(Misconfigured, match=r"max_memory_bytes = 67,108,864: raise it, or set authors = false"):
         await listed(small)
     without = repository.source(branch="after", max_memory_bytes=64 * 1024**2, authors=False)
-    assert texts(await crawled(without)) == {"a.md": "one"}
+    assert texts(await everything(without)) == {"a.md": "one"}
 
 
 async def test_a_commit_whose_renames_are_costly_to_find_is_read(
@@ -606,19 +607,19 @@ async def test_a_commit_whose_renames_are_costly_to_find_is_read(
     repository.push({"a.md": "one", **lot("left")})
     source = repository.source(authors=False)
     cursor = await source.start()
-    assert texts(await crawled(source)) == {"a.md": "one"}
+    assert texts(await everything(source)) == {"a.md": "one"}
     repository.move("a.md", "moved.md")
     repository.push({**dict.fromkeys(lot("left")), **lot("right"), "b.md": "two"})
     assert cursor is not None
     assert texts((await changed(source, cursor))[0])["b.md"] == "two"
-    assert texts(await crawled(source)) == {"a.md": "one", "b.md": "two"}
+    assert texts(await everything(source)) == {"a.md": "one", "b.md": "two"}
 
 
 async def test_a_tree_of_too_many_links_is_refused_like_one_of_files(repository: Repository) -> None:
     push_trees_within_trees(repository, "120000", 2)
     with pytest.raises(Misconfigured, match="more than 99 files"):
         await listed(repository.source(max_files=99))
-    assert texts(await crawled(repository.source(max_files=100))) == {}
+    assert texts(await everything(repository.source(max_files=100))) == {}
 
 
 async def test_a_tree_of_few_files_with_very_long_paths_is_refused(repository: Repository) -> None:
@@ -720,7 +721,7 @@ async def test_the_token_is_in_no_argument_error_log_or_file(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", watching)
     source = repository.source()
-    assert texts(await crawled(source)) == {"a.md": "one"}
+    assert texts(await everything(source)) == {"a.md": "one"}
     encoded = basic("x-access-token", SecretStr("canary-token"))
     backend.authorization = "Basic other"
     with pytest.raises(Misconfigured) as caught:

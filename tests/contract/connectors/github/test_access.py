@@ -9,7 +9,8 @@ import pytest
 
 from connectors.github.client import Api
 from pipeline.core.errors import Misconfigured, Retryable
-from tests.support.connectors.github_kit import Desk, desk_in, listing, members
+from tests.support.connectors.github_kit import Desk, desk_in, members
+from tests.support.connectors.reading import listing
 
 
 @pytest.fixture

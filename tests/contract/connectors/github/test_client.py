@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from connectors.github import GitHubOptions
 from connectors.web.token import TOKEN_MARGIN_SECONDS
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.github_kit import Desk, desk_in, listing
+from tests.support.connectors.github_kit import Desk, desk_in
+from tests.support.connectors.reading import listing
 
 OPENAPI = json.loads((Path(__file__).parents[3] / "data" / "github-openapi.json").read_text())
 

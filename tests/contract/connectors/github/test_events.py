@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from connectors.source import Reaction, Refused, Request
-from tests.support.connectors.github_kit import Desk, desk_in, listing
+from tests.support.connectors.github_kit import Desk, desk_in
+from tests.support.connectors.reading import listing
 
 
 @pytest.fixture

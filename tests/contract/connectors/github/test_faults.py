@@ -13,7 +13,8 @@ from connectors.set_aside import SetAside
 from connectors.source import Document, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.support.connectors.github_kit import Desk, changed, desk_in, everything, listing, members, one
+from tests.support.connectors.github_kit import Desk, desk_in, members
+from tests.support.connectors.reading import changed, everything, listing, one
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from connectors.fakes.github import FakeGitHub, Place
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from pipeline.core.normalise import RECORD_SEPARATOR
-from tests.support.connectors.github_kit import Desk, changed, desk_in, everything, listing, one, read
+from tests.support.connectors.github_kit import Desk, desk_in
+from tests.support.connectors.reading import changed, everything, listing, one, read
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from connectors.github import GitHub, GitHubOptions
 from connectors.github.playground import WikisPlayground, playing_wikis
 from connectors.source import Context, Document, Gone, Listed, Unlisted, Unreadable
 from pipeline.core.errors import Retryable
-from tests.support.connectors.github_kit import IMPATIENT, changed, everything, listing, one, read
+from tests.support.connectors.github_kit import IMPATIENT
+from tests.support.connectors.reading import changed, everything, listing, one, read
 from tests.support.connectors.slack_kit import Notes
 
 pytestmark = pytest.mark.usefixtures("quick_git")

@@ -12,7 +12,8 @@ from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.google_drive.playground import ACCOUNT, STAFF
 from connectors.source import CursorExpired, Document, Gone, Reaction
 from pipeline.core.errors import Retryable
-from tests.support.connectors.google_drive_kit import Desk, desk_in, since, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import changed, everything
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def test_every_change_after_the_start_is_read_once(desk: Desk) -> None:
     desk.corpus.delete(deleted)
     desk.corpus.move(moved, drive)
     made = desk.doc("Made", drive)
-    changes, cursor = await since(source, cursor)
+    changes, cursor = await changed(source, cursor)
     assert {id_: type(entry) for id_, entry in changes.items()} == {
         edited: Document,
         trashed: Gone,
@@ -53,9 +54,9 @@ async def test_every_change_after_the_start_is_read_once(desk: Desk) -> None:
     }
     assert changes[edited].content == "New text."
     assert changes[moved].metadata["folder_id"] == drive
-    assert (await since(source, cursor))[0] == {}
+    assert (await changed(source, cursor))[0] == {}
     desk.corpus.trash(trashed, trashed=False)
-    changes, _ = await since(source, cursor)
+    changes, _ = await changed(source, cursor)
     assert isinstance(changes[trashed], Document)
 
 
@@ -77,7 +78,7 @@ async def test_a_file_no_longer_shared_with_the_account_is_gone(desk: Desk) -> N
     source = desk.source(my_drive=True)
     cursor = await source.start()
     desk.corpus.unshare(id_, Grant(type="user", who=ACCOUNT))
-    assert (await since(source, cursor))[0] == {id_: Gone(id_)}
+    assert (await changed(source, cursor))[0] == {id_: Gone(id_)}
 
 
 @pytest.mark.parametrize("status", [400, 410])
@@ -88,7 +89,7 @@ async def test_an_unknown_change_token_counts_as_an_expired_cursor(desk: Desk, s
     desk.fake.pages.epoch += 1
     desk.fake.pages.gone_status = status
     with pytest.raises(CursorExpired):
-        await since(source, cursor)
+        await changed(source, cursor)
 
 
 async def test_a_failing_google_reports_no_file_gone(desk: Desk) -> None:
@@ -109,7 +110,7 @@ async def test_a_changed_folder_causes_a_sweep_and_a_new_tag_a_read_of_its_membe
     full, empty = (desk.corpus.add(name, parent=drive, mime_type=FOLDER).id for name in ("Full", "Empty"))
     desk.doc("Document", full)
     source = desk.source(drives=[drive])
-    await whole(source)
+    await everything(source)
     cursor = await source.start()
     reactions: asyncio.Queue[Reaction] = asyncio.Queue()
     listening = asyncio.create_task(source.listen(reactions.put))
@@ -117,13 +118,13 @@ async def test_a_changed_folder_causes_a_sweep_and_a_new_tag_a_read_of_its_membe
         first = await asyncio.wait_for(reactions.get(), 30)
         assert (set(first.groups), first.sweep) == ({f"drive:{drive}"}, False)
         desk.corpus.rename(empty, "Still empty")
-        _, cursor = await since(source, cursor)
+        _, cursor = await changed(source, cursor)
         assert reactions.empty()
         desk.corpus.share(full, Grant(type="user", who="guest@elsewhere.org"))
-        _, cursor = await since(source, cursor)
+        _, cursor = await changed(source, cursor)
         assert await asyncio.wait_for(reactions.get(), 30) == Reaction(ids=[], groups=set(), sweep=True)
         desk.corpus.share(drive, Grant(type="user", who="otto@example.com"))
-        await since(source, cursor)
+        await changed(source, cursor)
         assert await asyncio.wait_for(reactions.get(), 30) == Reaction(ids=[], groups={f"drive:{drive}"}, sweep=True)
     finally:
         listening.cancel()

@@ -17,7 +17,8 @@ from connectors.google_drive import GoogleDrive, GoogleDriveOptions
 from connectors.google_drive.playground import ACCOUNT, ADMIN, playing
 from connectors.source import Context
 from pipeline.core.errors import Misconfigured, PenstockError
-from tests.support.connectors.google_drive_kit import Desk, desk_in, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import everything
 
 
 @pytest.fixture
@@ -87,11 +88,11 @@ async def test_check_reports_that_no_shared_drive_is_visible(desk: Desk) -> None
 
 async def test_a_token_without_the_scope_raises_misconfigured_naming_it(desk: Desk) -> None:
     source = desk.source(my_drive=True)
-    await whole(source)
+    await everything(source)
     for name, token in desk.fake.tokens.issued.items():
         desk.fake.tokens.issued[name] = type(token)(token.account, frozenset({"other"}), token.expires_at)
     with pytest.raises(Misconfigured, match=r"lacks a scope: .*drive\.readonly"):
-        await whole(source)
+        await everything(source)
 
 
 # Settings
@@ -159,14 +160,14 @@ async def test_no_secret_is_in_any_log_message_or_repr(desk: Desk, capfd: pytest
     source = desk.source(drives=[drive], patient=False)
     texts: list[str] = [repr(source._options), repr(source._api.drive_auth), repr(vars(source._api))]
     with structlog.testing.capture_logs() as logs:
-        await whole(source)
+        await everything(source)
         desk.fake.faults.failing = 1
         with pytest.raises(PenstockError) as failed:
-            await whole(source)
+            await everything(source)
         desk.fake.tokens.issued.clear()
         desk.corpus.users.pop(ACCOUNT)
         with pytest.raises(PenstockError) as refused:
-            await whole(source)
+            await everything(source)
         texts += [str(failed.value), str(refused.value), repr(await source.check()), repr(logs)]
     texts += list(capfd.readouterr())
     private = json.loads(desk.key)["private_key"].splitlines()[1]

@@ -14,7 +14,8 @@ from connectors.fakes.google_drive_corpus import FOLDER, SHORTCUT, SLIDES, Grant
 from connectors.google_drive.playground import ACCOUNT, ADMIN, STAFF
 from pipeline.runtime.http_server import served
 from tests.support.connectors.google_drive_discovery import Recorder, google
-from tests.support.connectors.google_drive_kit import Desk, listing, members, since, whole
+from tests.support.connectors.google_drive_kit import Desk
+from tests.support.connectors.reading import changed, everything, groups, listing
 
 
 def furnish(desk: Desk) -> str:
@@ -61,15 +62,15 @@ async def test_requests_and_fake_responses_match_googles_discovery_documents(
     drive = furnish(desk)
     source = desk.source(all_drives=True, my_drive=True, domains=["example.com"], page_size=3, sweep_page_size=3)
     cursor = await source.start()
-    documents = await whole(source)
+    documents = await everything(source)
     assert set(await listing(source)) == set(documents)
     assert sorted(type(entry).__name__ for entry in documents.values()) == ["Document"] * 8 + ["Unreadable"]
-    assert {STAFF, "nested@example.com"} & {tag.removeprefix("group:") for tag in await members(source)}
+    assert {STAFF, "nested@example.com"} & {tag.removeprefix("group:") for tag in await groups(source)}
     gone = desk.doc("Gone", drive)
     desk.corpus.delete(gone)
     desk.corpus.share(drive, Grant(type="user", who="otto@example.com"))
     desk.corpus.edit(next(iter(documents)), exports={"text/markdown": b"Other text."})
-    await since(source, cursor)
+    await changed(source, cursor)
     await source.fetch([gone, *documents])
     assert await desk.source(drives=[drive], folders=[drive, "not-there"]).check() != []
     listening = asyncio.create_task(source.listen(_nothing))

@@ -16,7 +16,8 @@ from connectors.fakes.google_drive_responses import ApiError
 from connectors.fakes.google_drive_services import Notification
 from connectors.google_drive import GoogleDrive
 from connectors.source import Reaction, Refused, Request
-from tests.support.connectors.google_drive_kit import EVENTS, Desk, desk_in, since
+from tests.support.connectors.google_drive_kit import EVENTS, Desk, desk_in
+from tests.support.connectors.reading import changed
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ async def test_a_change_notification_causes_a_read_of_changes(desk: Desk) -> Non
         assert sync.address == change.address == EVENTS
         assert await source.on_event(as_request(sync)) == Reaction()
         assert await source.on_event(as_request(change)) == Reaction(changes=True)
-    assert set((await since(source, cursor))[0]) == {id_}
+    assert set((await changed(source, cursor))[0]) == {id_}
 
 
 async def test_each_drive_and_my_drive_has_its_own_channel(desk: Desk) -> None:
@@ -171,7 +172,7 @@ async def test_a_change_without_a_notification_is_read_by_the_next_poll(desk: De
         desk.fake.channels.open.clear()
         id_ = desk.doc("Document", drive)
         assert desk.fake.channels.take() == []
-    assert set((await since(source, cursor))[0]) == {id_}
+    assert set((await changed(source, cursor))[0]) == {id_}
 
 
 async def test_a_drive_that_is_no_longer_read_has_its_channel_stopped(desk: Desk) -> None:

@@ -12,7 +12,8 @@ import pytest
 from connectors.fakes.google_drive_corpus import DOCUMENT, FOLDER, SHEET, SHORTCUT, SLIDES, Grant
 from connectors.google_drive.content import XLSX
 from connectors.source import Document, Gone, Unreadable
-from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, one, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import everything, listing, read
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def test_a_google_document_is_read_as_markdown_without_images(desk: Desk) 
     drive = desk.drive()
     text = "\ufeff# Plan\n\nWe ship. ![the map][image1]\n\n[image1]: <data:image/png;base64,iVBORw0KGgo>\n"
     id_ = desk.doc("Plan", drive, text, by="ines@example.com")
-    document = one_of(await whole(desk.source(drives=[drive])), id_)
+    document = one_of(await everything(desk.source(drives=[drive])), id_)
     assert document.content == "# Plan\n\nWe ship. the map\n\n"
     assert document.media_type == "text/markdown"
     assert document.title == "Plan"
@@ -60,7 +61,7 @@ def one_of(results: object, id_: str) -> Document:
 async def test_a_document_that_google_does_not_export_as_markdown_is_read_as_html(desk: Desk) -> None:
     drive = desk.drive()
     id_ = desk.corpus.add("Old", parent=drive, exports={"text/html": b"<h1>Old</h1>"}).id
-    document = await one(desk.source(drives=[drive]), id_)
+    document = await read(desk.source(drives=[drive]), id_)
     assert (document.content, document.media_type) == ("<h1>Old</h1>", "text/html")
 
 
@@ -68,7 +69,7 @@ async def test_every_sheet_of_a_workbook_is_read(desk: Desk) -> None:
     drive = desk.drive()
     exports = {XLSX: workbook("First", "Second"), "text/csv": b"Item,Price\n"}
     id_ = desk.corpus.add("Prices", parent=drive, mime_type=SHEET, exports=exports).id
-    document = await one(desk.source(drives=[drive]), id_)
+    document = await read(desk.source(drives=[drive]), id_)
     assert "First item" in document.content
     assert "Second item" in document.content
     assert list((desk.folder / "downloads").iterdir()) == []
@@ -80,7 +81,7 @@ async def test_slides_and_uploaded_files_are_read(desk: Desk) -> None:
     notes = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Some notes.").id
     code = desk.corpus.add("run.py", parent=drive, mime_type="application/octet-stream", content=b"print(1)\n").id
     sheet = desk.corpus.add("up.xlsx", parent=drive, mime_type=XLSX, content=workbook("Only")).id
-    documents = await whole(desk.source(drives=[drive]))
+    documents = await everything(desk.source(drives=[drive]))
     assert one_of(documents, slides).content == "A slide."
     assert one_of(documents, notes).content == "Some notes."
     assert one_of(documents, code).media_type == "text/x-python"
@@ -109,7 +110,7 @@ async def test_folders_shortcuts_forms_and_images_are_skipped_by_every_kind_of_r
         desk.corpus.add("data.bin", parent=drive, mime_type="application/octet-stream", content=b"\x00").id,
     ]
     source = desk.source(drives=[drive])
-    assert set(await whole(source)) == set(await listing(source)) == {target}
+    assert set(await everything(source)) == set(await listing(source)) == {target}
     assert set(await source.fetch(others)) == {Gone(id_) for id_ in others}
 
 
@@ -118,7 +119,7 @@ async def test_a_listing_has_the_same_revisions_and_access_as_a_full_read(desk: 
     ids = [desk.doc(f"Document {n}", drive) for n in range(7)]
     ids.append(desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Notes").id)
     source = desk.source(drives=[drive], page_size=3, sweep_page_size=2)
-    documents, listed = await whole(source), await listing(source)
+    documents, listed = await everything(source), await listing(source)
     assert set(documents) == set(listed) == set(ids)
     for id_ in ids:
         document = one_of(documents, id_)
@@ -128,24 +129,24 @@ async def test_a_listing_has_the_same_revisions_and_access_as_a_full_read(desk: 
 async def test_views_and_sharing_change_googles_version_but_not_the_revision(desk: Desk) -> None:
     id_ = desk.mine("Document")
     source = desk.source(my_drive=True)
-    before = await one(source, id_)
+    before = await read(source, id_)
     desk.corpus.view(id_)
     desk.corpus.share(id_, Grant(type="user", who="otto@example.com"))
-    after = await one(source, id_)
+    after = await read(source, id_)
     assert after.version > before.version
     assert after.revision == before.revision
     desk.corpus.rename(id_, "Another name")
-    assert (await one(source, id_)).revision != before.revision
+    assert (await read(source, id_)).revision != before.revision
 
 
 async def test_an_edit_with_an_unchanged_modification_time_changes_the_revision(desk: Desk) -> None:
     drive = desk.drive()
     item = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Old.")
     source, moment = desk.source(drives=[drive]), item.modified
-    before = await one(source, item.id)
+    before = await read(source, item.id)
     desk.corpus.edit(item.id, content=b"New.")
     item.modified = moment
-    assert (await one(source, item.id)).revision != before.revision
+    assert (await read(source, item.id)).revision != before.revision
 
 
 # Why a text cannot be had

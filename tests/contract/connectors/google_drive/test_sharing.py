@@ -15,7 +15,8 @@ from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.google_drive.playground import ACCOUNT, ADMIN, STAFF
 from connectors.source import Listed, Reaction, Unlisted
 from pipeline.core.errors import Retryable
-from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, members, one, since
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import changed, groups, listing, read
 
 
 @pytest.fixture
@@ -29,18 +30,21 @@ async def test_members_of_a_shared_drive_hold_its_tag(desk: Desk) -> None:
     desk.corpus.group(STAFF, "ines@example.com")
     id_ = desk.doc("Document", drive)
     source = desk.source(drives=[drive])
-    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}"}
-    groups = await members(source)
-    assert groups[f"drive:{drive}"].members == {ACCOUNT, "otto@example.com"}
-    assert set(groups[f"drive:{drive}"].of) == {f"group:{STAFF}"}
-    assert groups[f"group:{STAFF}"].members == {"ines@example.com"}
+    assert set((await read(source, id_)).acl_tags) == {f"drive:{drive}"}
+    tags = await groups(source)
+    assert tags[f"drive:{drive}"].members == {ACCOUNT, "otto@example.com"}
+    assert set(tags[f"drive:{drive}"].of) == {f"group:{STAFF}"}
+    assert tags[f"group:{STAFF}"].members == {"ines@example.com"}
 
 
 async def test_a_file_shared_outside_its_drive_also_has_the_tags_of_its_grants(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF))
     id_ = desk.doc("Document", drive)
     desk.corpus.share(id_, Grant(type="user", who="guest@elsewhere.org"))
-    assert set((await one(desk.source(drives=[drive]), id_)).acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
+    assert set((await read(desk.source(drives=[drive]), id_)).acl_tags) == {
+        f"drive:{drive}",
+        "user:guest@elsewhere.org",
+    }
 
 
 async def test_a_folder_shared_outside_its_drive_gives_its_files_the_grants_tag(desk: Desk) -> None:
@@ -94,9 +98,9 @@ async def test_files_in_a_limited_access_folder_lack_the_drives_tag(desk: Desk) 
     desk.corpus.limit(folder)
     assert set((await listing(source))[id_].acl_tags) == {f"user:{ACCOUNT}"}
     desk.corpus.share(folder, Grant(type="user", who="ines@example.com"))
-    assert set((await one(source, id_)).acl_tags) == {f"user:{ACCOUNT}", "user:ines@example.com"}
+    assert set((await read(source, id_)).acl_tags) == {f"user:{ACCOUNT}", "user:ines@example.com"}
     desk.corpus.limit(folder, limited=False)
-    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:ines@example.com"}
+    assert set((await read(source, id_)).acl_tags) == {f"drive:{drive}", "user:ines@example.com"}
 
 
 async def test_limited_files_of_a_drive_with_organizers_only_lack_the_drives_tag(desk: Desk) -> None:
@@ -105,7 +109,7 @@ async def test_limited_files_of_a_drive_with_organizers_only_lack_the_drives_tag
     id_ = desk.doc("Minutes", folder)
     desk.corpus.limit(folder)
     source = desk.source(drives=[drive])
-    assert set((await one(source, id_)).acl_tags) == {f"user:{ACCOUNT}"}
+    assert set((await read(source, id_)).acl_tags) == {f"user:{ACCOUNT}"}
 
 
 async def test_group_domain_and_anyone_grants_become_their_tags(desk: Desk) -> None:
@@ -139,7 +143,7 @@ async def test_files_with_hidden_permissions_have_no_readers_and_check_reports_i
     id_ = desk.doc("Read only", None, owner="ines@example.com")
     desk.corpus.share(id_, Grant(type="user", who=ACCOUNT, role="reader"))
     source = desk.source(my_drive=True, directory=False)
-    assert set((await one(source, id_)).acl_tags) == set()
+    assert set((await read(source, id_)).acl_tags) == set()
     assert [problem.code for problem in await source.check()] == ["permissions_hidden"]
 
 
@@ -149,22 +153,22 @@ async def test_group_members_include_nested_groups_and_the_domain_but_no_suspend
     desk.corpus.group(STAFF, "ines@example.com", "inner@example.com", "sus@example.com", "Guest@Elsewhere.org")
     desk.corpus.group("all@example.com", "*")
     desk.mine("One", Grant(type="group", who=STAFF), Grant(type="group", who="all@example.com"))
-    groups = await members(desk.source(my_drive=True, domains=["example.com"]))
-    assert groups[f"group:{STAFF}"].members == {"ines@example.com", "otto@example.com", "guest@elsewhere.org"}
-    assert list(groups["group:all@example.com"].of) == ["domain:example.com"]
-    assert groups["domain:example.com"].members == {ADMIN, "ines@example.com", "otto@example.com"}
+    tags = await groups(desk.source(my_drive=True, domains=["example.com"]))
+    assert tags[f"group:{STAFF}"].members == {"ines@example.com", "otto@example.com", "guest@elsewhere.org"}
+    assert list(tags["group:all@example.com"].of) == ["domain:example.com"]
+    assert tags["domain:example.com"].members == {ADMIN, "ines@example.com", "otto@example.com"}
 
 
 async def test_a_group_that_the_directory_does_not_show_is_left_out(desk: Desk) -> None:
     desk.mine("One", Grant(type="group", who="partners@elsewhere.org"), Grant(type="group", who=STAFF))
     desk.corpus.group(STAFF, "ines@example.com")
     source = desk.source(my_drive=True)
-    assert set(await members(source)) == {f"group:{STAFF}"}
+    assert set(await groups(source)) == {f"group:{STAFF}"}
     desk.fake.directory.admins.clear()
-    assert await members(source) == {}
+    assert await groups(source) == {}
     desk.fake.tokens.delegated.clear()
-    assert await members(desk.source(my_drive=True)) == {}
-    assert await members(desk.source(my_drive=True, directory=False)) == {}
+    assert await groups(desk.source(my_drive=True)) == {}
+    assert await groups(desk.source(my_drive=True, directory=False)) == {}
 
 
 async def test_a_failing_directory_is_retryable_and_changes_no_members(desk: Desk) -> None:
@@ -174,7 +178,7 @@ async def test_a_failing_directory_is_retryable_and_changes_no_members(desk: Des
     await listing(source)
     desk.fake.faults.failing = 1
     with pytest.raises(Retryable):
-        await members(source)
+        await groups(source)
 
 
 async def test_tags_are_remembered_until_two_listings_lack_them(desk: Desk) -> None:
@@ -183,17 +187,17 @@ async def test_tags_are_remembered_until_two_listings_lack_them(desk: Desk) -> N
     await listing(desk.source(my_drive=True))
     later = desk.source(my_drive=True)
     request_count = len(desk.fake.requests)
-    assert set(await members(later)) == {f"group:{STAFF}"}
+    assert set(await groups(later)) == {f"group:{STAFF}"}
     assert not any(
         path == "/drive/v3/files" for _, path in desk.fake.requests[request_count:]
     )  # nothing was listed again
     desk.corpus.unshare(id_, Grant(type="group", who=STAFF))
-    await one(later, id_)
-    assert set(await members(later)) == {f"group:{STAFF}"}
+    await read(later, id_)
+    assert set(await groups(later)) == {f"group:{STAFF}"}
     await listing(later)
-    assert set(await members(later)) == {f"group:{STAFF}"}, "one listing may have been cut"
+    assert set(await groups(later)) == {f"group:{STAFF}"}, "one listing may have been cut"
     await listing(later)
-    assert await members(later) == {}
+    assert await groups(later) == {}
 
 
 async def test_groups_read_before_any_listing_are_complete(desk: Desk) -> None:
@@ -201,8 +205,8 @@ async def test_groups_read_before_any_listing_are_complete(desk: Desk) -> None:
     desk.doc("Document", drive)
     desk.corpus.group(STAFF, "ines@example.com")
     source = desk.source(drives=[drive])
-    assert set(await members(source)) == {f"group:{STAFF}", f"drive:{drive}"}
-    assert set(await members(source, [f"group:{STAFF}"])) == {f"group:{STAFF}"}
+    assert set(await groups(source)) == {f"group:{STAFF}", f"drive:{drive}"}
+    assert set(await groups(source, [f"group:{STAFF}"])) == {f"group:{STAFF}"}
 
 
 # Grants that end
@@ -213,14 +217,14 @@ async def test_an_expired_grant_gives_no_access_although_google_still_shows_it(d
     id_ = desk.mine("One", Grant(type="user", who="otto@example.com", expires=soon))
     source = desk.source(my_drive=True)
     cursor = await source.start()
-    assert "user:otto@example.com" in (await one(source, id_)).acl_tags
+    assert "user:otto@example.com" in (await read(source, id_)).acl_tags
     desk.corpus.shows_expired_grants = True
     desk.corpus.clock_offset = timedelta(minutes=11)
-    changes, _ = await since(source, cursor)
+    changes, _ = await changed(source, cursor)
     assert set(changes) == {id_}, "no event tells that a grant ends: the document is looked at by itself"
     assert "user:otto@example.com" not in changes[id_].acl_tags
     assert "user:otto@example.com" not in (await listing(source))[id_].acl_tags
-    assert (await since(source, cursor))[0] == {}
+    assert (await changed(source, cursor))[0] == {}
 
 
 async def test_a_document_is_read_again_when_one_of_its_grants_expires(desk: Desk) -> None:
@@ -229,7 +233,7 @@ async def test_a_document_is_read_again_when_one_of_its_grants_expires(desk: Des
     id_ = desk.doc("One", drive)
     desk.corpus.share(id_, Grant(type="user", who="otto@example.com", expires=soon))
     source = desk.source(drives=[drive])
-    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:otto@example.com"}
+    assert set((await read(source, id_)).acl_tags) == {f"drive:{drive}", "user:otto@example.com"}
     desk.corpus.clock_offset = timedelta(minutes=11)
     reactions: asyncio.Queue[Reaction] = asyncio.Queue()
     listening = asyncio.create_task(source.listen(reactions.put))
@@ -239,4 +243,4 @@ async def test_a_document_is_read_again_when_one_of_its_grants_expires(desk: Des
     finally:
         listening.cancel()
     assert list(reaction.ids) == [id_]
-    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}"}
+    assert set((await read(source, id_)).acl_tags) == {f"drive:{drive}"}

@@ -10,7 +10,8 @@ import pytest
 from connectors.fakes.google_drive_corpus import FOLDER, SHORTCUT, Grant
 from connectors.google_drive.playground import ACCOUNT
 from connectors.source import Document, Gone
-from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, one, since, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import changed, everything, listing, read
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ async def test_only_its_own_readers_may_read_the_target_of_a_shortcut(desk: Desk
     target = desk.mine("Target", text="Plan.")
     first, second = link(desk, drive, target), link(desk, drive, target)
     source = desk.source(drives=[drive])
-    assert (await whole(source)).keys() == (await listing(source)).keys() == {target}
-    document = await one(source, target)
+    assert (await everything(source)).keys() == (await listing(source)).keys() == {target}
+    document = await read(source, target)
     assert document.content == "Plan."
     assert set(document.acl_tags) == {"user:ines@example.com", f"user:{ACCOUNT}"}  # not the drive's members
     desk.corpus.delete(first)
@@ -57,7 +58,7 @@ async def test_a_shortcut_leads_out_of_the_folder_that_is_read(desk: Desk) -> No
     assert await listing(source) == {}
     cursor = await source.start()
     link(desk, folder, target)
-    entries, _ = await since(source, cursor)
+    entries, _ = await changed(source, cursor)
     assert isinstance(entries[target], Document)
     assert (await listing(source)).keys() == {target}
 
@@ -77,7 +78,7 @@ async def test_a_target_whose_readers_are_hidden_is_not_read(desk: Desk) -> None
     link(desk, drive, target)
     source = desk.source(drives=[drive])
     assert await listing(source) == {}
-    assert all(isinstance(entry, Gone) for entry in (await whole(source)).values())
+    assert all(isinstance(entry, Gone) for entry in (await everything(source)).values())
 
 
 async def test_shortcuts_to_nothing_and_to_folders_are_skipped(desk: Desk) -> None:

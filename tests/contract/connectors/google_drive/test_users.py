@@ -14,7 +14,8 @@ from connectors.google_drive.client import DRIVE_SCOPE
 from connectors.google_drive.playground import ACCOUNT
 from connectors.source import Document, Gone, Listed, Unlisted
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, one, since, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import changed, everything, listing, read
 
 INES, OTTO = "ines@example.com", "otto@example.com"
 
@@ -42,7 +43,7 @@ async def test_a_file_that_several_users_see_is_one_document_of_its_owner(desk: 
         shared: {f"user:{INES}", f"user:{OTTO}"},
         own: {f"user:{OTTO}"},
     }
-    assert (await one(source, shared)).content == "Plan."
+    assert (await read(source, shared)).content == "Plan."
     assert await source.check() == []
 
 
@@ -52,7 +53,7 @@ async def test_files_of_suspended_users_and_other_companies_are_left_out(desk: D
     for file in files:
         desk.corpus.share(file, Grant(type="user", who=INES))
     source = company(desk, domains=["example.com"])
-    assert await whole(source) == await listing(source) == {}
+    assert await everything(source) == await listing(source) == {}
 
 
 async def test_a_change_is_reported_once_although_several_logs_name_it(desk: Desk) -> None:
@@ -75,7 +76,7 @@ async def test_a_deleted_file_is_gone_also_after_a_restart(desk: Desk) -> None:
     await listing(source)
     cursor = await source.start()
     desk.corpus.delete(deleted)
-    entries, _ = await since(source, cursor)
+    entries, _ = await changed(source, cursor)
     assert entries == {deleted: Gone(deleted)}
     desk.corpus.delete(later)
     before = len(desk.fake.requests)
@@ -87,7 +88,7 @@ async def test_a_deleted_file_is_gone_also_after_a_restart(desk: Desk) -> None:
 
 async def test_a_file_whose_owner_is_not_known_is_requested_for_each_user(desk: Desk) -> None:
     id_ = desk.doc("Document", None, owner=OTTO)
-    assert (await one(company(desk), id_)).external_id == id_
+    assert (await read(company(desk), id_)).external_id == id_
 
 
 async def test_a_file_keeps_its_id_when_its_owner_changes(desk: Desk) -> None:
@@ -99,7 +100,7 @@ async def test_a_file_keeps_its_id_when_its_owner_changes(desk: Desk) -> None:
     desk.corpus.items[id_].owner = OTTO
     desk.corpus.unshare(id_, own)
     desk.corpus.share(id_, Grant(type="user", who=OTTO, role="owner"))
-    entries, _ = await since(source, cursor)
+    entries, _ = await changed(source, cursor)
     assert isinstance(entries[id_], Document)
     assert (await listing(source)).keys() == {id_}
 
@@ -112,7 +113,7 @@ async def test_users_come_and_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) ->
     cursor = await source.start()
     desk.corpus.user(INES, suspended=True)
     new = desk.doc("New", None, owner=desk.corpus.user("nina@example.com"))
-    _, cursor = await since(source, cursor)
+    _, cursor = await changed(source, cursor)
     assert cursor["tokens"].keys() >= {"user:nina@example.com"}
     assert f"user:{INES}" not in cursor["tokens"]
     assert (await listing(source)).keys() == {new}
@@ -125,13 +126,13 @@ async def test_a_user_who_cannot_be_read_stops_nobody_else(desk: Desk) -> None:
     desk.fake.faults.refused_users.add(OTTO)
     source = company(desk)
     cursor = await source.start()
-    assert (await whole(source)).keys() == {id_}
+    assert (await everything(source)).keys() == {id_}
     listed = [entry async for page in source.slim() for entry in page]
     [unlisted] = [entry for entry in listed if isinstance(entry, Unlisted)]
     assert (unlisted.part, unlisted.tag) == (f"My Drive of {OTTO}", f"user:{OTTO}")
     assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == [id_]
     desk.corpus.edit(id_, exports={"text/markdown": b"After."})
-    assert (await since(source, cursor))[0].keys() == {id_}
+    assert (await changed(source, cursor))[0].keys() == {id_}
 
 
 async def test_users_without_drive_have_no_documents_and_are_not_set_aside(desk: Desk) -> None:
@@ -157,6 +158,6 @@ async def test_a_shared_folder_causes_a_sweep_for_its_owner_alone(desk: Desk) ->
     source = company(desk)
     cursor = await source.start()
     desk.corpus.share(folder, Grant(type="user", who=OTTO))
-    assert (await since(source, cursor))[0] == {}
+    assert (await changed(source, cursor))[0] == {}
     assert source._listener._sweep
     assert set((await listing(source))[id_].acl_tags) == {f"user:{INES}", f"user:{OTTO}"}

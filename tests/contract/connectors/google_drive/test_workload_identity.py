@@ -11,7 +11,8 @@ from google.auth import iam, impersonated_credentials
 from connectors.fakes.google_drive_services import IDENTITY
 from connectors.google_drive.client import DRIVE_SCOPE, MEMBER_SCOPE
 from connectors.google_drive.playground import ACCOUNT
-from tests.support.connectors.google_drive_kit import Desk, desk_in, members, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in
+from tests.support.connectors.reading import everything, groups
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ async def test_documents_and_members_are_read_without_a_key(desk: Desk) -> None:
     id_ = desk.doc("Document", drive)
     source = desk.source(drives=[drive])
     assert await source.check() == []
-    assert (await whole(source)).keys() == {id_}
-    assert f"drive:{drive}" in await members(source)
+    assert (await everything(source)).keys() == {id_}
+    assert f"drive:{drive}" in await groups(source)
     accounts = {(token.account, token.scopes) for token in desk.fake.tokens.issued.values()}
     assert (ACCOUNT, frozenset({DRIVE_SCOPE})) in accounts
 
@@ -43,7 +44,7 @@ async def test_users_are_read_on_their_behalf_without_a_key(desk: Desk) -> None:
     desk.fake.tokens.delegated[ACCOUNT] |= {DRIVE_SCOPE, MEMBER_SCOPE}
     id_ = desk.doc("Document", None, owner="ines@example.com")
     source = desk.source(my_drive=True, subject="ines@example.com")
-    assert (await whole(source)).keys() == {id_}
+    assert (await everything(source)).keys() == {id_}
 
 
 async def test_check_says_which_role_the_workload_lacks(desk: Desk) -> None:

@@ -10,7 +10,8 @@ import pytest
 from connectors.fakes.jira_state import Grant, Issue, User
 from connectors.jira import Jira
 from connectors.source import Document, Reaction
-from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, read, readers
+from tests.support.connectors.jira_kit import Office, readers
+from tests.support.connectors.reading import changed, everything, groups, listing, read
 
 ANYBODY = "anybody@example.com"
 

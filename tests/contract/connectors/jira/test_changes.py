@@ -10,7 +10,8 @@ from connectors.conform.memory_runner import MemoryRunner
 from connectors.fakes.jira_state import Grant
 from connectors.set_aside import SetAside
 from connectors.source import CursorExpired, Document, Gone
-from tests.support.connectors.jira_kit import Office, changed, everything, listing, read
+from tests.support.connectors.jira_kit import Office
+from tests.support.connectors.reading import changed, everything, listing, read
 
 
 def downloads(office: Office) -> int:

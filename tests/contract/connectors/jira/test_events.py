@@ -10,7 +10,8 @@ import pytest
 
 from connectors.fakes.jira import signed
 from connectors.source import Reaction, Refused, Request
-from tests.support.connectors.jira_kit import Office, everything
+from tests.support.connectors.jira_kit import Office
+from tests.support.connectors.reading import everything
 
 
 def body(name: str, *, at: datetime | None = None, **fields: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from connectors.fakes.jira import FakeJira
 from connectors.fakes.jira_state import Grant
 from connectors.source import Document
-from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, office_in
+from tests.support.connectors.jira_kit import Office, office_in
 from tests.support.connectors.jira_schema import DATA_CENTER, Recorder
+from tests.support.connectors.reading import changed, everything, groups, listing
 
 
 def furnish(office: Office) -> None:

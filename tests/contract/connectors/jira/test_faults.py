@@ -11,7 +11,8 @@ from connectors.fakes.jira_state import Grant
 from connectors.source import Document, Gone, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, read, unlisted
+from tests.support.connectors.jira_kit import Office, unlisted
+from tests.support.connectors.reading import changed, everything, groups, listing, read
 
 
 async def test_an_issue_that_jira_cannot_render_is_unreadable_and_all_others_are_read(office: Office) -> None:

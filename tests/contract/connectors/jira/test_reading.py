@@ -11,7 +11,8 @@ from connectors.source import CursorExpired, Document, Gone, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Retryable
 from pipeline.runtime.http_server import served
-from tests.support.connectors.jira_kit import Office, everything, listing, read
+from tests.support.connectors.jira_kit import Office
+from tests.support.connectors.reading import everything, listing, read
 
 
 async def test_an_issue_is_a_document_with_its_comments_and_metadata(office: Office) -> None:

@@ -22,11 +22,12 @@ from connectors.objects import source as objects_source
 from connectors.objects import store as objects_store
 from connectors.objects.source import Objects
 from connectors.objects.store import Store, StoredObject
-from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
+from connectors.source import Context, Document, Gone, Listed, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.runtime.http_server import served
 from tests.support.connectors.hostile_pdfs import damaged_pdf
 from tests.support.connectors.pdf_files import pdf_of
+from tests.support.connectors.reading import one
 from tests.support.connectors.sftp_server import PASSWORD, SftpServer, sftp_server
 
 KINDS = ("memory", "file", pytest.param("s3", marks=pytest.mark.slow), pytest.param("sftp", marks=pytest.mark.slow))
@@ -116,11 +117,6 @@ async def listing(source: Objects) -> dict[str, Listed]:
     entries = [entry async for page in source.list() for entry in page]
     assert all(isinstance(entry, Listed) for entry in entries)
     return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
-
-
-async def one(source: Objects, external_id: str) -> Entry:
-    [entry] = await source.fetch([external_id])
-    return entry
 
 
 async def test_every_object_is_listed_as_it_is_read(desk: Desk) -> None:

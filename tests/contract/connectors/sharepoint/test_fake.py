@@ -10,7 +10,8 @@ from connectors.fakes.graph import FakeGraph
 from connectors.fakes.graph_tenant import Grant
 from connectors.source import Document, Reaction, Unreadable
 from tests.support.connectors.graph_schema import RESPONSES, Recorder, violations
-from tests.support.connectors.sharepoint_kit import Office, listing, members, office_in, since, whole
+from tests.support.connectors.reading import changed, everything, groups, listing
+from tests.support.connectors.sharepoint_kit import Office, office_in
 
 
 def furnish(office: Office) -> None:
@@ -88,16 +89,16 @@ async def test_every_exchange_matches_microsofts_published_schema(tmp_path: Path
             all_sites=True, onedrives=["otto@contoso.com"], page_size=3, sweep_page_size=4, organization_links=True
         )
         cursor = await source.start()
-        read = await whole(source)
+        read = await everything(source)
         assert set(await listing(source)) == set(read)
         assert {type(entry) for entry in read.values()} == {Document, Unreadable}
-        groups = await members(source)
-        assert {"everyone", f"owners:{office.staff}"} <= groups.keys()
-        gone, changed = sorted(read)[:2]
+        tags = await groups(source)
+        assert {"everyone", f"owners:{office.staff}"} <= tags.keys()
+        gone, shared = sorted(read)[:2]
         office.tenant.delete(gone.partition(":")[2])
-        office.tenant.share(changed.partition(":")[2], [Grant(user=office.ines)])
-        await since(source, cursor)
-        await source.fetch([gone, changed, f"{office.drive}:01NONE"])
+        office.tenant.share(shared.partition(":")[2], [Grant(user=office.ines)])
+        await changed(source, cursor)
+        await source.fetch([gone, shared, f"{office.drive}:01NONE"])
         await source.check()
         await _subscribe(office)
         office.fake.faults.throttled = 1

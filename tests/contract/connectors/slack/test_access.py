@@ -3,27 +3,23 @@ reports as missing."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from connectors.fakes.slack_workspace import BOT_USER, SCOPES
-from connectors.slack import Slack
 from connectors.slack.source import POLLED_CHANNELS
 from connectors.source import Group
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
+from tests.support.connectors.reading import everything, groups, listing
+from tests.support.connectors.slack_kit import Desk, desk_in
 
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     async with desk_in(tmp_path) as desk:
         yield desk
-
-
-async def groups(slack: Slack, tags: Collection[str] | None = None) -> dict[str, Group]:
-    return {group.tag: group async for group in slack.groups(tags)}
 
 
 def readers(results: dict[str, Group], tag: str) -> set[str]:

@@ -15,7 +15,8 @@ import pytest
 from connectors.fakes.slack import FakeSlack
 from connectors.slack.archive import MAX_FILE_BYTES, Archive
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
+from tests.support.connectors.reading import everything, listing
+from tests.support.connectors.slack_kit import Desk, desk_in
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from connectors.slack import Slack
 from connectors.source import Reaction, Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
-from tests.support.connectors.slack_kit import Desk, desk_in, listing
+from tests.support.connectors.reading import listing
+from tests.support.connectors.slack_kit import Desk, desk_in
 from tests.support.waiting import until
 
 

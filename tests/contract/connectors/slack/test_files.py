@@ -13,7 +13,8 @@ from connectors.slack.files import CUT, MAX_CHARACTERS, MAX_FILES, Files
 from connectors.source import Document, Reaction
 from connectors.web import Limits
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing, one, text
+from tests.support.connectors.reading import everything, listing, one
+from tests.support.connectors.slack_kit import Desk, desk_in, text
 
 RS = "\x1e"
 

@@ -10,7 +10,8 @@ import pytest
 from connectors.fakes.slack_workspace import Workspace
 from connectors.source import Document, Gone
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing, one
+from tests.support.connectors.reading import everything, listing, one
+from tests.support.connectors.slack_kit import Desk, desk_in
 
 
 @pytest.fixture

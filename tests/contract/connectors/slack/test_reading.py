@@ -12,7 +12,8 @@ from connectors.slack import Slack
 from connectors.slack.client import Absent
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.support.connectors.slack_kit import Desk, changed, desk_in, everything, listing, one, text
+from tests.support.connectors.reading import changed, everything, listing, one
+from tests.support.connectors.slack_kit import Desk, desk_in, text
 
 RS = "\x1e"
 

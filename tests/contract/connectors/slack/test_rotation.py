@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from connectors.fakes.slack import CLIENT_ID, CLIENT_SECRET
 from connectors.slack import Slack, SlackOptions
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
+from tests.support.connectors.reading import everything, listing
+from tests.support.connectors.slack_kit import Desk, desk_in
 
 
 @pytest.fixture
