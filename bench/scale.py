@@ -137,9 +137,7 @@ _LEDGER = f"""
 """
 
 
-async def fill_ledger(
-    connection: Connection, generation: Generation, documents: int, characters: int = CHARACTERS
-) -> None:
+async def fill_ledger(connection: Connection, generation: Generation, documents: int) -> None:
     """Fill the ledger and the vectors with settled documents."""
     await connection.execute("SET statement_timeout = 0")
     # No graph: searches with narrow access do not use it, and each row would take a millisecond more.
@@ -147,7 +145,7 @@ async def fill_ledger(
     await connection.execute("CREATE TEMP TABLE staged (n bigint, id uuid, chunk uuid, text text)")
     async with connection.cursor().copy("COPY staged FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(["int8", "uuid", "uuid", "text"])
-        in_order = await asyncio.to_thread(lambda: sorted(ids(documents, characters), key=lambda row: row[1]))
+        in_order = await asyncio.to_thread(lambda: sorted(ids(documents, CHARACTERS), key=lambda row: row[1]))
         for row in in_order:  # the order in which indexes grow fastest
             await copy.write_row(row)
     await connection.execute("SET LOCAL session_replication_role = replica")  # neither triggers nor foreign keys
@@ -194,9 +192,9 @@ def keyword_entry(
     } | content_fields(title, headings, text)
 
 
-async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, characters: int = CHARACTERS) -> None:
+async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int) -> None:
     operations: list[bytes] = []
-    for n, id_, chunk, text in ids(documents, characters):
+    for n, id_, chunk, text in ids(documents, CHARACTERS):
         action = {"index": {"_index": index, "_id": str(chunk), "version": n, "version_type": "external_gte"}}
         tag = f"{SOURCE}/team-{n % (documents // DOCUMENTS_A_GROUP)}"
         entry = keyword_entry(id_, f"{n}.md", tag, f"Title {n}", (), text)

@@ -1,4 +1,4 @@
-"""The common types of connectors: published events, problems, reports of sweeps, and the protocol of a connector.
+"""The common types of connectors: published events, problems, and reports of sweeps.
 
 Laws for a connector: events are hints, sweeps are authoritative. ``observed_at`` is stamped before the source is read.
 The checkpoint advances only after Kafka has acknowledged. Only a completed sweep deletes. Access that is not known for
@@ -7,11 +7,9 @@ certain is not published.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 Kind = Literal["upserted", "access", "deleted"]
 
@@ -69,23 +67,6 @@ class ScanReport:
         before = [event for event in earlier.published if event.external_id not in ids]
         ids |= {event.external_id for event in before}
         return ScanReport(before + self.published, [u for u in self.unchanged if u[0] not in ids], self.problems)
-
-
-class Connector(Protocol):
-    """A source of documents."""
-
-    async def check(self) -> list[Problem]:
-        """Check whether the source can be read as configured. Publishes nothing."""
-        ...
-
-    async def scan(self, on_progress: Callable[[Progress], None] | None = None) -> ScanReport:
-        """Sweep the whole source and publish what changed. Raises Retryable when Kafka or the checkpoint is away; what
-        was acknowledged by then stays recorded."""
-        ...
-
-    async def watch(self, stop: asyncio.Event, on_report: Callable[[ScanReport], None]) -> None:
-        """Follow the source by its events and by regular sweeps, until ``stop`` is set."""
-        ...
 
 
 def printable(text: str) -> str:

@@ -21,13 +21,13 @@ REMEMBERED = 1_000
 _NAME = "events"
 
 
-def require_recent(sent: Any, now: datetime | None = None) -> bool:
+def require_recent(sent: Any) -> bool:
     """Whether a body says when it was sent (milliseconds since 1970, or ISO 8601). Raises Refused when that is not
     within WINDOW of now."""
     at = _moment(sent)
     if at is None:
         return False
-    age = (now or datetime.now(UTC)) - at
+    age = datetime.now(UTC) - at
     if abs(age) > WINDOW:
         raise Refused(
             f"an event is {age.total_seconds():.0f} s old by the clock of its source, at most"

@@ -72,7 +72,6 @@ async def open_service(
     query: QuerySettings,
     *,
     embedders: Embedders | None = None,
-    metrics: QueryMetrics | None = None,
     name: str = "query",
 ) -> AsyncIterator[Service]:
     """Open the service and close it at the end.
@@ -81,7 +80,7 @@ async def open_service(
     name: the name of this process in the audit trail.
     Raises Retryable when Postgres cannot be reached, and Misconfigured.
     """
-    metrics = metrics or QueryMetrics()
+    metrics = QueryMetrics()
     reranks = bool(query.rerank.url or query.rerank.onnx_path)
     budget = time_budget(query.serve.search_seconds, query.rerank.timeout_seconds if reranks else 0.0)
     async with AsyncExitStack() as closing:

@@ -356,14 +356,14 @@ def no_such_space(keys: Sequence[str]) -> str:
     )
 
 
-async def restriction_readers(api: Api, id_: str, operation: str = "read") -> Readers:
+async def restriction_readers(api: Api, id_: str) -> Readers:
     """Return everybody whom a view restriction names. Each page of results holds users and groups."""
     people: list[Person] = []
     groups: list[str] = []
     start, size = 0, 100
     while True:
         answer = await api.get(
-            f"rest/api/content/{path_segment(id_)}/restriction/byOperation/{operation}",
+            f"rest/api/content/{path_segment(id_)}/restriction/byOperation/read",
             start=start,
             limit=size,
             expand="restrictions.user,restrictions.group",

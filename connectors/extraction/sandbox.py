@@ -65,11 +65,9 @@ async def extract_file(
         future.add_done_callback(lambda _: prepared.file.close())
 
 
-def extract_blocking(
-    file: FileIO, name: str, media_type: str | None = None, settings: ExtractionSettings | None = None
-) -> Extracted:
+def extract_blocking(file: FileIO, name: str, media_type: str | None) -> Extracted:
     """Extract the text of an open file; blocks. Raises Unreadable and Retryable."""
-    settings = settings or from_environment()
+    settings = from_environment()
     file.seek(0)
     job = read_or_job(file, name, media_type, settings)
     return job if isinstance(job, Extracted) else _pool(settings.at_once).submit(job.run).result()

@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-APP_POINTS = 65_000
-"""Points in an hour of an app that Atlassian has not reviewed, for all its sites together."""
 NEAR_LIMIT = 0.2
 _ID = re.compile(r"/(?:att)?\d+(?=/|$)|(?<=/group)/[^/]+")
 _IDENTITY = re.compile(r"/(?:group|user|users-bulk|permissions|role-assignments|space-roles)(?:/|$)")

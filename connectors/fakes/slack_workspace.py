@@ -251,11 +251,6 @@ class Workspace:
         self.channels[channel].is_private = True
         self.post(channel, "U00001", "converted this channel to private", subtype="channel_convert_to_private")
 
-    def delete_channel(self, channel: str) -> None:
-        kind = "group_deleted" if self.channels[channel].is_private else "channel_deleted"
-        self._send_to_members(channel, {"type": kind, "channel": channel})
-        del self.channels[channel]
-
     # Messages
 
     def ts(self) -> str:

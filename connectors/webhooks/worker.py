@@ -13,7 +13,6 @@ from uuid import UUID
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
-from connectors.web.transport import Resolver, system_resolver
 from connectors.webhooks.send import GONE, PARALLEL, Answer, Receiver
 from pipeline.core import webhooks as core
 from pipeline.core.errors import PenstockError
@@ -57,20 +56,11 @@ class Webhooks:
     ``keep_seconds`` are over.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        kafka: KafkaSettings,
-        settings: WebhookSettings,
-        metrics: Metrics,
-        *,
-        resolver: Resolver = system_resolver,
-    ) -> None:
+    def __init__(self, pool: Pool, kafka: KafkaSettings, settings: WebhookSettings, metrics: Metrics) -> None:
         self._pool = pool
         self._kafka = kafka
         self._settings = settings
         self._metrics = metrics
-        self._resolver = resolver
         self._receivers: dict[tuple[str, bool], Receiver] = {}
         self._wake = asyncio.Event()
         """Set when events were stored."""
@@ -231,7 +221,7 @@ class Webhooks:
             return Answer(None, WRONG_KEY)
         address = (endpoint.url, endpoint.private)
         if address not in self._receivers:
-            self._receivers[address] = Receiver(endpoint.url, private=endpoint.private, resolver=self._resolver)
+            self._receivers[address] = Receiver(endpoint.url, private=endpoint.private)
         body = cloud_event(delivery)
         headers = core.headers(secrets, delivery.event_id, datetime.now(UTC), body)
         began = perf_counter()

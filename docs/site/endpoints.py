@@ -9,8 +9,6 @@ from docs.site.markdown import code, prose, table
 from docs.site.schemas import fields, type_of
 from query.http.app import describe_app
 
-BODIES = ("application/json", "text/event-stream", "text/plain")
-
 
 def document() -> str:
     description = describe_app().openapi()

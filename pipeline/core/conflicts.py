@@ -23,7 +23,6 @@ from pipeline.core.statements import REPLACED, Name, Said, Statement, Value, sta
 Kind = ConflictKind
 OlderSide = Literal["a", "b"] | None
 KINDS: tuple[Kind, ...] = get_args(Kind)
-CONTRADICTIONS = frozenset(KINDS) - {"duplicate", "outdated"}
 
 LEAST_WEIGHT = 2
 """The fewest content words of a statement that contradicts another of a passage with the same context."""

@@ -15,7 +15,6 @@ Kind = Literal["documents", "deleted", "age", "number", "declared", "people", "k
 """documents: as many rows as living documents (or chunks) need. deleted: also a small rest of every document that was
 deleted. age: rows end by age. number: a fixed number of rows. declared: as many as somebody declared. people: as many
 as a source has people or groups. kept: until somebody deletes them."""
-FLAT: frozenset[Kind] = frozenset({"documents", "age", "number", "declared", "people"})
 CHUNKS = "chunks_*"
 
 
@@ -28,11 +27,6 @@ class Growth:
     """The rule that ends a row, or limits their number."""
     of_document: int | None = None
     """The most rows of one document; its table grows until each has so many. None: there is no such number."""
-
-    @property
-    def is_flat(self) -> bool:
-        """True if the table stays as large as it is while documents, people and the work of a day are as many."""
-        return self.kind in FLAT
 
 
 _RETENTION = "PENSTOCK_RETENTION_"

@@ -77,7 +77,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace:
     logging.getLogger("penstock").critical("crashed", exc_info=(kind, error, trace))
 
 
-def configure_logging(*, level: int = logging.INFO) -> None:
+def configure_logging() -> None:
     """Write the lines of structlog and of the libraries' loggers as JSON objects to stderr."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -88,7 +88,7 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -105,7 +105,7 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda raised: _log_uncaught(raised.exc_type, raised.exc_value, raised.exc_traceback)

@@ -212,28 +212,6 @@ _DELETE_OLDER = """
 MAX_FEEDBACK_PER_CALLER."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFeedback:
-    verdict: Thumb
-    answer_id: UUID | None
-    chunk_id: UUID | None
-    query: str | None
-    note: str | None
-    stored_at: datetime
-
-
-async def list_feedback(connection: Connection, tenant: str, *, limit: int = 50) -> list[StoredFeedback]:
-    """The latest feedback in a tenant, for its operators, the newest first. Raises BadQuery and psycopg.Error."""
-    if not 1 <= limit <= MAX_LISTED_ANSWERS:
-        raise BadQuery(f"limit is {limit}, must be 1 to {MAX_LISTED_ANSWERS}")
-    cursor = await connection.execute(
-        "SELECT verdict, answer_id, chunk_id, query, note, given_at FROM answer_feedback"
-        " WHERE tenant = %s ORDER BY given_at DESC LIMIT %s",
-        [tenant, limit],
-    )
-    return [StoredFeedback(*row) for row in await cursor.fetchall()]
-
-
 def entry_json(entry: ReviewEntry) -> dict[str, Any]:
     return {
         "answer_id": str(entry.answer_id),

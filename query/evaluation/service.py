@@ -6,7 +6,7 @@ Each run is compared with the accepted values of the same questions (query/evalu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -182,9 +182,7 @@ async def connected(pool: Pool) -> AsyncIterator[Connection]:
             yield connection
 
 
-async def evaluate_forever(
-    evaluation: Evaluation, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> None:
+async def evaluate_forever(evaluation: Evaluation) -> None:
     """Until cancelled. A run that fails is counted and tried again at its next turn; the other processes show what the
     one that ran has kept."""
     while True:
@@ -199,7 +197,7 @@ async def evaluate_forever(
         except Exception as error:  # noqa: BLE001  (a mistake of ours: counted; its text may quote a document)
             evaluation.metrics.failures.inc()
             _log.error("evaluation_crashed", kind=type(error).__name__)
-        await sleep(evaluation.settings.every_seconds / 15)
+        await asyncio.sleep(evaluation.settings.every_seconds / 15)
 
 
 async def run(service: Service) -> None:

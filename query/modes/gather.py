@@ -404,8 +404,8 @@ def interleave(best: Sequence[Result], recent: Sequence[Result]) -> list[Result]
     return [*mixed, *rest]
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _documents(count: int) -> str:
+    return f"{count} document" if count == 1 else f"{count} documents"
 
 
 def unknown_documents(missing: int, named: int) -> str:
@@ -416,7 +416,7 @@ def unknown_documents(missing: int, named: int) -> str:
 
 def left_out(whole: WholeDocuments, budget_tokens: int) -> str:
     named = whole.read + whole.left_out
-    return f"{whole.read} of {plural(named, 'document')} {_fit(whole)} the budget of {budget_tokens} tokens"
+    return f"{whole.read} of {_documents(named)} {_fit(whole)} the budget of {budget_tokens} tokens"
 
 
 def trimmed(whole: WholeDocuments, budget_tokens: int) -> str:
@@ -424,7 +424,7 @@ def trimmed(whole: WholeDocuments, budget_tokens: int) -> str:
 
 
 def unprepared(documents: int) -> str:
-    return f"{plural(documents, 'document')} changed a moment ago and cannot be read yet"
+    return f"{_documents(documents)} changed a moment ago and cannot be read yet"
 
 
 def not_embedded(share: float) -> str:

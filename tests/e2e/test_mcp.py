@@ -211,10 +211,10 @@ async def ask(reader: Process, principal: str, question: str) -> list[str]:
     return [row["title"] for row in json.loads(await asyncio.wait_for(reader.stdout.readline(), 60))]
 
 
-async def ask_until_listed(reader: Process, principal: str, question: str, title: str) -> list[str]:
-    """Ask until it is among the answers."""
+async def ask_until_remote(reader: Process, principal: str, question: str) -> list[str]:
+    """Ask until the document ``remote`` is among the answers."""
     async with asyncio.timeout(60):
-        while title not in (answer := await ask(reader, principal, question)):
+        while "remote" not in (answer := await ask(reader, principal, question)):
             await asyncio.sleep(0.2)
     return answer
 
@@ -230,7 +230,7 @@ async def test_the_example_query_service_follows_changes_of_documents_access_and
         assert await ask(reader, "bob", question) == answer
 
         await site.publish(remote)  # what became searchable is announced: the remembered answer is worth nothing now
-        assert "leave" in await ask_until_listed(reader, "ann", question, "remote")
+        assert "leave" in await ask_until_remote(reader, "ann", question)
 
         narrowed = AccessChanged(
             **PLACE, external_id="remote.md", observed_at=now(), acl_tags=["user:bob"], required_tags=[]
@@ -238,7 +238,7 @@ async def test_the_example_query_service_follows_changes_of_documents_access_and
         await site.publish(narrowed)
         await site.settled([narrowed])
         assert "remote" not in await ask(reader, "ann", question)
-        assert "remote" in await ask_until_listed(reader, "bob", question, "remote")
+        assert "remote" in await ask_until_remote(reader, "bob", question)
 
         gone = DocumentDeleted(**PLACE, external_id="remote.md", observed_at=now(), version=2)
         await site.publish(gone)

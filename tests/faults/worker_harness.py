@@ -38,8 +38,7 @@ from tests.faults.await_steps import run_in_steps
 from tests.faults.elasticsearch_proxy import ElasticsearchProxy, elasticsearch_proxy
 from tests.faults.story import UNEMBEDDABLE
 from tests.support.query.library import WordEmbedder
-from topics.codec import encode
-from topics.messages import AnyMessage, IndexHint
+from topics.messages import AnyMessage
 
 StageName = Literal["detect", "vectors", "keywords"]
 Kafka = Literal["fine", "away", "unsure"]
@@ -260,8 +259,3 @@ class WorkerHarness:
             assert op.task.cancelled() or op.task.exception() or True  # retrieved
         with suppress(TimeoutError):
             await self.resources.aclose()
-
-
-def hint_record(hint: IndexHint, lane: Literal["live", "backfill"], offset: int) -> Incoming:
-    record = encode(hint)
-    return Incoming(f"index.{lane}", 0, offset, record.key, record.value, record.headers, lane)

@@ -302,12 +302,6 @@ class ConnectedTwins:
             await self.deliver()
 
 
-_LEASES = """
-    SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
-    WHERE locktype = 'advisory' AND classid = %s AND datname = current_database()
-"""
-
-
 class _Runner:
     """The parts of a connector's instance, without the activities that it runs."""
 

@@ -38,8 +38,8 @@ class Processes:
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = _start(argv, env, stdout=log, stderr=log)
 
-    def await_ready(self, name: str, within_seconds: float = 90) -> None:
-        deadline = time.monotonic() + within_seconds
+    def await_ready(self, name: str) -> None:
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
             try:

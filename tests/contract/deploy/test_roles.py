@@ -273,9 +273,8 @@ async def test_the_query_role_permits_all_work_of_the_query_service(place: Place
         async with rows_of(library.pool, "asked") as connection:
             voice = review.author_digests([b"a key"], "asked", principal="ada", key=None)
             await review.store_feedback(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
-            assert [entry.verdict for entry in await review.list_feedback(connection, "asked")] == ["up"]
             await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
-            assert len(await review.list_pending(connection, caller)) == 1
+            assert [entry.up for entry in await review.list_pending(connection, caller)] == [1]
             assert await review.resolve(connection, "asked", answer.answer_id, "right")
             [(of, _)] = await story.find(connection, "asked", ["pumps.md"])
             assert (await story.read(connection, of.id)).events

@@ -50,7 +50,6 @@ RESPONSES = {
     ("DELETE", r"/subscriptions/[^/]+"): (None, False),
 }
 """By method and path: the type of the response, and whether it is a collection."""
-SELECTABLE = {"getAllSites": "site", "drives": "drive", "lists": "list", "drive": "drive", "delta": "driveItem"}
 
 
 def properties(name: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Office:
     def state(self) -> State:
         return self.fake.state
 
-    def jira(self, *, limits: Limits = IMPATIENT, events_url: str | None = None, **options: Any) -> Jira:
+    def jira(self, *, limits: Limits = IMPATIENT, **options: Any) -> Jira:
         """Instances share what is stored, as after a restart."""
         flavour = {"email": self.bot.email} if self.fake.cloud else {"flavour": "data-center"}
         values = {
@@ -61,7 +61,6 @@ class Office:
             tenant="acme",
             memory=self.memory,
             folder=self.folder,
-            events_url=events_url,
             set_aside=self.set_aside,
         )
         self.opened.append(Jira(JiraOptions(**values), context, limits=limits))

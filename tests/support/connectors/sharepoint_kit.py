@@ -41,8 +41,8 @@ class Office:
         item = self.tenant.add(name, **{"drive": self.drive, "content": text.encode(), **more})
         return f"{item.drive}:{item.id}"
 
-    def folder_in(self, parent: str = "", **more: Any) -> str:
-        return self.tenant.add("Folder", drive=self.drive, parent=parent, folder=True, **more).id
+    def folder_in(self, **more: Any) -> str:
+        return self.tenant.add("Folder", drive=self.drive, folder=True, **more).id
 
     def source(self, *, patient: bool = True, certificate: bool = True, **options: Any) -> SharePoint:
         """Instances share what is stored, as after a restart. patient: failures are tried again."""

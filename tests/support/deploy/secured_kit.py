@@ -147,14 +147,6 @@ class Site(Processes):
 
     # The servers, as their administrators
 
-    def admin_elasticsearch(self) -> httpx.Client:
-        return httpx.Client(
-            base_url=self.secured.stack.endpoints()["elasticsearch"]["url"],
-            verify=self.secured.context(ADMIN),
-            auth=(ADMIN, self.secured.logins[ADMIN].password),
-            timeout=30,
-        )
-
     def set_up(self) -> None:
         """By the files that an operator uses, in the order of docs/deploy.md."""
         with psycopg.connect(self.secured.postgres(), autocommit=True) as admin:
@@ -215,10 +207,10 @@ class Site(Processes):
 
 
 @contextmanager
-def secured_site(home: Path, environment: Mapping[str, str] = SMALL) -> Iterator[Site]:
+def secured_site(home: Path) -> Iterator[Site]:
     """The stack, its users and their rights, and what migrations make; nothing of Penstock runs yet."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
+    before = {name: os.environ.get(name) for name in SMALL}
+    os.environ.update(SMALL)
     try:
         secured = Secured(home / "stack", ELASTICSEARCH)
         secured.stack.up()

@@ -191,8 +191,8 @@ def manifest(*, is_incremental: bool) -> dict[str, Any]:
 NOTES = {"notes": {"title": "{title}", "text": "{body}"}}
 
 
-def declarative(folder: Path, url: str, *, is_incremental: bool, token: str = "opens") -> MemoryRunner:
-    config = {"url": url, "token": token, "__injected_declarative_manifest": manifest(is_incremental=is_incremental)}
+def declarative(folder: Path, url: str, *, is_incremental: bool) -> MemoryRunner:
+    config = {"url": url, "token": "opens", "__injected_declarative_manifest": manifest(is_incremental=is_incremental)}
     return runner(folder, "source-declarative-manifest", config, NOTES)
 
 

@@ -13,8 +13,6 @@ from connectors.source import Document, Reaction
 from tests.support.connectors.jira_kit import Office, readers
 from tests.support.connectors.reading import changed, everything, groups, listing, read
 
-ANYBODY = "anybody@example.com"
-
 
 def people(office: Office) -> dict[str, User]:
     return {user.email.lower(): user for user in office.state.users.values()}

@@ -101,13 +101,13 @@ async def put_groups(bench: Bench, principal: str, groups: Sequence[str], at: da
     )
 
 
-async def put_letter(bench: Bench, id_: str, code: str = "invalid") -> None:
+async def put_letter(bench: Bench, code: str = "invalid") -> None:
     await bench.query(
         'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id,'
         " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', %s, '', %s, now())",
         f"{bench.tenant}:{code}",
         code,
-        document_id(bench.tenant, SOURCE, id_),
+        document_id(bench.tenant, SOURCE, "d000"),
     )
 
 
@@ -231,7 +231,7 @@ async def test_a_document_missing_in_the_ledger_is_republished_once_earlier_mess
 async def test_a_document_that_is_a_dead_letter_is_not_published_again(bench: Bench) -> None:
     bench.world.fill(1)
     async with loaded(bench):
-        await put_letter(bench, "d000")
+        await put_letter(bench)
         assert "not_accepted" not in await compare_twice(bench)
         assert await bench.take() == []
 
@@ -240,7 +240,7 @@ async def test_a_document_that_is_a_dead_letter_is_not_published_again(bench: Be
 async def test_dead_letters_of_forged_records_do_not_prevent_repair(bench: Bench, code: str) -> None:
     bench.world.fill(2)
     async with loaded(bench) as instance:
-        await put_letter(bench, "d000", code)
+        await put_letter(bench, code)
         assert (await compare_twice(bench)).get("not_accepted") == 2
         assert ("document.upserted", "d000") in await published(bench, instance)
         await accept(bench)
@@ -268,12 +268,12 @@ async def test_a_delete_that_is_a_dead_letter_is_not_published_again(bench: Benc
     async with loaded(bench) as instance:
         await accept(bench)
         if letter == "of an earlier event":
-            await put_letter(bench, "d000")
+            await put_letter(bench)
         bench.world.remove("d000")
         await bench.ask("changes")
         assert kinds(await bench.take()) == [("document.deleted", "d000")]
         if letter == "of the delete":
-            await put_letter(bench, "d000")
+            await put_letter(bench)
             assert "not_deleted" not in await compare_twice(bench)
             await wait_until_idle(instance)
             assert await bench.take() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -34,10 +34,6 @@ sys.argv[1:] = sys.argv[-1:]
 def taken_over(by: str) -> SourceParser:
     """A parser whose process runs this code first."""
     return SourceParser((sys.executable, "-c", f"{PROLOGUE}\n{by}\nprocess.main()"))
-
-
-def nine_each(texts: Sequence[str]) -> list[int]:
-    return [9] * len(texts)
 
 
 @pytest.fixture

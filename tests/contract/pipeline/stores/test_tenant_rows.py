@@ -168,7 +168,6 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
             {"ids": list(ids.access), "tenant": HELD, "of_a_set": 100, "documents": 100, "values": 50},
         ),
         lambda: review.list_pending(connection, caller),
-        lambda: review.list_feedback(connection, HELD),
         lambda: standing.rows(connection, HELD, "ann"),
         lambda: standing.count(connection, HELD, "ann"),
         lambda: standing.sources(connection, caller, [STANDING[0]]),

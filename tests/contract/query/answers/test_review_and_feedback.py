@@ -162,13 +162,11 @@ async def test_an_answer_whose_document_was_deleted_while_it_was_written_is_not_
     assert await review_queue(library, await library.caller(tenant, "staff")) == []
 
 
-async def test_the_review_queue_and_feedback_are_hidden_from_other_tenants(library: Library, tenant: str) -> None:
+async def test_the_review_queue_is_hidden_from_other_tenants(library: Library, tenant: str) -> None:
     await put(library, tenant)
     await answer_question(library, tenant, "staff", hallucinate=True)
     other = await library.caller(f"{tenant}x", "staff")
     assert await review_queue(library, other) == []
-    async with library.pool.connection() as connection:
-        assert await review.list_feedback(connection, other.tenant) == []
 
 
 class Remembering:
@@ -260,12 +258,11 @@ async def test_each_person_has_one_verdict_per_answer(library: Library, tenant: 
     for name, api_key, thumb in (("ann", None, "up"), ("ann", "anns-bot", "down"), ("bob", None, "down")):
         feedback = Feedback(thumb, answer.answer_id, note="hm")  # type: ignore[arg-type]
         await give_feedback(library, staff, digests_of_author(tenant, name, api_key=api_key), feedback)
-    async with library.pool.connection() as connection:
-        given = await review.list_feedback(connection, tenant)
+    given = await library.execute("SELECT verdict, answer_id, note FROM answer_feedback WHERE tenant = %s", tenant)
     [(names,)] = await library.execute(
         "SELECT string_agg(f::text, ' ') FROM answer_feedback f WHERE tenant = %s", tenant
     )
-    assert [(g.verdict, g.answer_id, g.note) for g in given] == [("down", answer.answer_id, "hm")] * 2
+    assert given == [("down", answer.answer_id, "hm")] * 2
     assert "ann" not in names
     [entry] = await review_queue(library, await library.caller(tenant, "staff"))
     assert (entry.up, entry.down) == (0, 2)

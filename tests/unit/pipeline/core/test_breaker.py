@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.breaker import BASE_SECONDS, CAP_SECONDS, THRESHOLD, Breaker
-from pipeline.core.errors import Service
 
 
-def open_breaker(now: float = 0.0, service: Service = "embedding") -> Breaker:
+def open_breaker() -> Breaker:
     breaker = Breaker()
     for n in range(THRESHOLD):
-        assert breaker.enter(now) == 0
-        breaker.failed(n, service, "down", now=now, random=0.0)
+        assert breaker.enter(0.0) == 0
+        breaker.failed(n, "embedding", "down", now=0.0, random=0.0)
     return breaker
 
 

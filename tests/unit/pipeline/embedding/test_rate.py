@@ -65,7 +65,7 @@ class Server:
         await asyncio.sleep(LATENCY)
 
 
-async def run_callers(pace: Pace, server: Server, until: float, callers: int = 8) -> None:
+async def run_callers(pace: Pace, server: Server, until: float) -> None:
     async def caller() -> None:
         while server.loop.now < until:
             try:
@@ -73,7 +73,7 @@ async def run_callers(pace: Pace, server: Server, until: float, callers: int = 8
             except Retryable as away:
                 await asyncio.sleep(away.retry_after or 0.0)
 
-    await asyncio.gather(*(caller() for _ in range(callers)))
+    await asyncio.gather(*(caller() for _ in range(8)))
 
 
 def pace() -> Pace:

@@ -13,7 +13,7 @@ from query.evaluation.golden import read as read_golden
 from query.evaluation.golden import write as write_golden
 
 
-def beir(folder: Path, *, qrels: str = "query-id\tcorpus-id\tscore\nq1\td 1\t2\nq1\td2\t0\nq3\td2\t1\n") -> Path:
+def beir(folder: Path) -> Path:
     (folder / "qrels").mkdir()
     corpus = [{"_id": "d 1", "title": "One", "text": "first"}, {"_id": "d2", "text": "second"}]
     queries = [
@@ -23,7 +23,7 @@ def beir(folder: Path, *, qrels: str = "query-id\tcorpus-id\tscore\nq1\td 1\t2\n
     ]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in corpus))
     (folder / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in queries))
-    (folder / "qrels" / "test.tsv").write_text(qrels)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td 1\t2\nq1\td2\t0\nq3\td2\t1\n")
     return folder
 
 
