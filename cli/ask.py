@@ -12,6 +12,7 @@ from uuid import UUID
 
 import typer
 
+from cli.options import Principals, Tags, Tenant
 from cli.output import Json, print_json, printable, printable_text, stdout
 from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import describe_freshness
@@ -30,17 +31,9 @@ if TYPE_CHECKING:
 
 def ask(
     query: Annotated[str, typer.Argument(help="The question, in your own words.")],
-    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
-    principals: Annotated[
-        list[str] | None,
-        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
-    ] = None,
-    tags: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
-        ),
-    ] = None,
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
     documents: Annotated[
         list[str] | None,
         typer.Option(

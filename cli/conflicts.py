@@ -9,6 +9,7 @@ from uuid import UUID
 
 import typer
 
+from cli.options import Tenant
 from cli.output import Json, print_json, printable, stdout
 from cli.recorded import record
 from cli.terminal import echo
@@ -24,7 +25,6 @@ conflicts = typer.Typer(
     no_args_is_help=True,
 )
 
-Tenant = Annotated[str, typer.Option(help="Tenant of the documents.")]
 Principals = Annotated[
     list[str] | None,
     typer.Option("--as", metavar="PRINCIPAL", help="Only what this person may read, e.g. ann@example.org. Repeatable."),

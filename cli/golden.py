@@ -13,6 +13,7 @@ from uuid import UUID
 
 import typer
 
+from cli.options import Tenant
 from cli.output import (
     ComparedDataset,
     DatasetPrincipals,
@@ -38,7 +39,6 @@ golden = typer.Typer(
     help="Golden questions, which measure the quality of the running service.",
     no_args_is_help=True,
 )
-Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
 Principals = Annotated[
     list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
 ]

@@ -17,6 +17,7 @@ from uuid import UUID
 import typer
 from rich.progress import Progress as Bars
 
+from cli.options import Tenant
 from cli.output import Json, print_json, progress_bars, stderr, stdout
 from cli.readers import SOURCE, readers, tag
 from pipeline.core import publication
@@ -46,7 +47,6 @@ Required = Annotated[
     list[str] | None,
     typer.Option("--required", help="Access tag that every reader must hold. Repeatable.", parser=tag, metavar="TAG"),
 ]
-Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
 MassDelete = Annotated[
     bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder was deleted on purpose.")
 ]

@@ -11,6 +11,7 @@ from uuid import UUID
 import typer
 
 from cli.extras import require
+from cli.options import Tenant
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
 from pipeline.core.errors import PenstockError
@@ -26,7 +27,6 @@ metadata = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="Key, as the sources write it: letters, digits, '_', '.' and '-'.")]
-Tenant = Annotated[str, typer.Option(help="Tenant of the documents.")]
 
 
 @metadata.command()

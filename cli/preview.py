@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.extras import require
+from cli.options import Principals, Tags, Tenant
 from cli.output import Json, print_json
 from cli.terminal import echo
 from pipeline.core.errors import PenstockError
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 CLIENT_SECONDS = 180.0
 """A preview's own time limit (query/http/previews.py) and more."""
-Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="Read as a holder of this access tag. Repeatable.")
-]
 
 
 def preview(
@@ -47,11 +45,9 @@ def preview(
         typer.Option("--token-file", help="File with the token or API key for --url. Default: $PENSTOCK_TOKEN."),
     ] = None,
     token: Annotated[str | None, typer.Option(envvar="PENSTOCK_TOKEN", hidden=True)] = None,
-    principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Read as this person. Repeatable.")
-    ] = None,
+    principals: Principals = None,
     tags: Tags = None,
-    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")] = "default",
+    tenant: Tenant = "default",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a comment for a pull request.")] = False,
     json_output: Json = False,
 ) -> None:

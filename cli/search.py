@@ -15,6 +15,7 @@ import typer
 
 from cli.extras import require
 from cli.moment import past_moment
+from cli.options import Principals, Tags, Tenant
 from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import show
 from cli.terminal import echo, harmless_json
@@ -33,17 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 def search(
     context: typer.Context,
     query: Annotated[str, typer.Argument(help="The query, in your own words.")],
-    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
-    principals: Annotated[
-        list[str] | None,
-        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
-    ] = None,
-    tags: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
-        ),
-    ] = None,
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
     top: Annotated[int, typer.Option(help="Maximum number of passages, 1 to 100.")] = 10,
     mode: Annotated[str, typer.Option(help="Search mode: hybrid, vector or keyword.")] = "hybrid",
     sources: Annotated[

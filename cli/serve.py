@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import Principals, Tags, Tenant
 from cli.terminal import echo
 
 
@@ -49,17 +50,9 @@ def serve(
 
 
 def mcp(
-    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
-    principals: Annotated[
-        list[str] | None,
-        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
-    ] = None,
-    tags: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
-        ),
-    ] = None,
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
 ) -> None:
     """Serve MCP on stdin and stdout, for a client that starts this command (see docs/mcp.md). Logs go to stderr.
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import typer
 
+from cli.options import Tenant
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.search_show import describe_freshness
 
@@ -26,7 +27,6 @@ standing = typer.Typer(
 )
 
 Id = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the standing question.")]
-Tenant = Annotated[str, typer.Option(help="Tenant of the documents.")]
 Principal = Annotated[
     str | None, typer.Option("--as", metavar="PRINCIPAL", help="The person whose questions these are. Default: you.")
 ]
