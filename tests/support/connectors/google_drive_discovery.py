@@ -12,10 +12,11 @@ import httplib2
 from google.oauth2 import service_account
 from google_auth_httplib2 import AuthorizedHttp
 from googleapiclient import discovery
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.google_drive.client import DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE
+from tests.support.connectors.exchange import Exchange, recorded
 from tests.support.connectors.google_drive_kit import Desk
 
 DOCUMENTS = {
@@ -61,28 +62,10 @@ class Recorder:
         if scope["type"] != "http" or scope["path"] == "/token":
             await self._fake(scope, receive, send)
             return
-        status, body, request_body = 0, b"", b""
+        exchange = await recorded(self._fake, scope, receive, send)
+        self._judge(scope["method"], scope["path"], parse_qs(scope["query_string"].decode()), exchange)
 
-        async def on_send(message: Message) -> None:
-            nonlocal status, body
-            status = message.get("status", status)
-            body += message.get("body", b"")
-            await send(message)
-
-        async def on_receive() -> Message:
-            nonlocal request_body
-            message = await receive()
-            request_body += message.get("body", b"")
-            return message
-
-        await self._fake(scope, on_receive, on_send)
-        self._judge(
-            scope["method"], scope["path"], parse_qs(scope["query_string"].decode()), request_body, status, body
-        )
-
-    def _judge(
-        self, method: str, path: str, query: dict[str, Any], request_body: bytes, status: int, body: bytes
-    ) -> None:
+    def _judge(self, method: str, path: str, query: dict[str, Any], exchange: Exchange) -> None:
         name, spec = self._method(method, unquote(path))
         if spec is None:
             self.wrong.append(f"{method} {path}: no such method")
@@ -97,11 +80,11 @@ class Recorder:
             self.wrong.append(f"{name}: deprecated {sorted(deprecated)}")
         if not {DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE} & set(spec["scopes"]):
             self.wrong.append(f"{name}: not allowed with our scopes")
-        if request_body and spec.get("request"):
-            self._valid(name, document, spec["request"], json.loads(request_body))
-        if status == 200 and spec.get("response") and query.get("alt") != ["media"]:
-            self._valid(name, document, spec["response"], json.loads(body))
-        if status >= 400 and set(json.loads(body)) != {"error"}:
+        if exchange.request and spec.get("request"):
+            self._valid(name, document, spec["request"], json.loads(exchange.request))
+        if exchange.status == 200 and spec.get("response") and query.get("alt") != ["media"]:
+            self._valid(name, document, spec["response"], json.loads(exchange.response))
+        if exchange.status >= 400 and set(json.loads(exchange.response)) != {"error"}:
             self.wrong.append(f"{name}: an error of another shape")
 
     def _method(self, method: str, path: str) -> tuple[str, Any]:

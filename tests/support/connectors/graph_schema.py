@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from connectors.fakes.graph import FakeGraph
+from tests.support.connectors.exchange import recorded
 
 SCHEMA = json.loads((Path(__file__).parent / "graph_schema.json").read_text())
 TYPES: Mapping[str, Mapping[str, Any]] = SCHEMA["types"]
@@ -107,30 +108,17 @@ class Recorder:
         self.wrong: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, body, request_body = 0, b"", b""
-
-        async def on_send(message: Message) -> None:
-            nonlocal status, body
-            status = message.get("status", status)
-            body += message.get("body", b"")
-            await send(message)
-
-        async def on_receive() -> Message:
-            nonlocal request_body
-            message = await receive()
-            request_body += message.get("body", b"")
-            return message
-
-        await self._fake(scope, on_receive, on_send)
+        exchange = await recorded(self._fake, scope, receive, send)
         if scope["type"] != "http" or not scope["path"].startswith("/v1.0/"):
             return
         path, query = scope["path"].removeprefix("/v1.0"), scope["query_string"].decode()
         if path == "/$batch":
-            self._judge_batch(json.loads(request_body), json.loads(body))
+            self._judge_batch(json.loads(exchange.request), json.loads(exchange.response))
         else:
-            self.judge(scope["method"], path, query, status, json.loads(body) if body else None)
+            body = json.loads(exchange.response) if exchange.response else None
+            self.judge(scope["method"], path, query, exchange.status, body)
         if scope["method"] == "POST" and path == "/subscriptions":
-            self.wrong += violations(json.loads(request_body), "microsoft.graph.subscription", "request")
+            self.wrong += violations(json.loads(exchange.request), "microsoft.graph.subscription", "request")
 
     def _judge_batch(self, request: Any, response: Any) -> None:
         by_id = {entry["id"]: entry for entry in response["responses"]}

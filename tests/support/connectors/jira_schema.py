@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from connectors.fakes.jira import FakeJira
+from tests.support.connectors.exchange import recorded
 
 _USER = {"self", "key", "name", "emailAddress", "avatarUrls", "displayName", "active", "timeZone"}
 _ISSUE = {"expand", "id", "self", "key", "fields", "renderedFields"}
@@ -58,20 +59,12 @@ class Recorder:
         self.wrong: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, body = 0, b""
-
-        async def on_send(message: Message) -> None:
-            nonlocal status, body
-            status = message.get("status", status)
-            body += message.get("body", b"")
-            await send(message)
-
-        await self._fake(scope, receive, on_send)
+        exchange = await recorded(self._fake, scope, receive, send)
         if scope["type"] != "http" or "/rest/api/" not in scope["path"]:
             return
         query = {name for name, _ in parse_qsl(scope["query_string"].decode())}
-        answer = json.loads(body) if body and status != 401 else None
-        self._judge(scope["method"], scope["path"], query, status, answer)
+        answer = json.loads(exchange.response) if exchange.response and exchange.status != 401 else None
+        self._judge(scope["method"], scope["path"], query, exchange.status, answer)
 
     def _judge(self, method: str, path: str, query: set[str], status: int, answer: Any) -> None:
         path = path.partition("/rest/api/2/")[2]
