@@ -27,6 +27,7 @@ from query.retrieval.search import Search, Timeouts
 from tests.fakes.words import FakeWords
 from tests.support.pipeline.oracle import VECTOR_TOLERANCE, assert_equal
 from tests.support.space import PROJECT, Space, now
+from tests.support.space import document as published
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL
 
@@ -46,20 +47,7 @@ def document(name: str, subject: str, **fields: object) -> DocumentUpserted:
     words = Random(subject)
     inspection, repair = (" ".join(f"term{words.randrange(500)}" for _ in range(30)) for _ in range(2))
     text = f"# Inspection of {subject}\n\n{subject}: {inspection}.\n\n# Repair of {subject}\n\n{subject}: {repair}."
-    return DocumentUpserted(
-        **{  # type: ignore[arg-type]
-            "tenant": "acme",
-            "source": "wiki",
-            "external_id": name,
-            "observed_at": now(),
-            "version": time.time_ns(),
-            "title": name,
-            "content": text,
-            "acl_tags": ["staff"],
-            "media_type": "text/markdown",
-            **fields,
-        }
-    )
+    return published(name, text, **fields)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from pipeline.stores.keywords import Keywords, Write
 from tests.e2e.test_cli import run
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space, now
+from tests.support.space import document as published
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, IDENTITIES
 
@@ -39,20 +40,7 @@ async def search_ids(space: Space, query: str, *options: str) -> set[str]:
 
 def document(name: str, *subjects: str, **fields: object) -> DocumentUpserted:
     text = "\n\n".join(f"# {s}\n\n" + f"This chapter of the handbook is about {s}. " * 25 for s in subjects)
-    return DocumentUpserted(
-        **{  # type: ignore[arg-type]
-            "tenant": "acme",
-            "source": "wiki",
-            "external_id": name,
-            "observed_at": now(),
-            "version": time.time_ns(),
-            "title": name,
-            "content": text,
-            "acl_tags": ["staff"],
-            "media_type": "text/markdown",
-            **fields,
-        }
-    )
+    return published(name, text, **fields)
 
 
 def deletion(name: str) -> DocumentDeleted:

@@ -10,29 +10,12 @@ import pytest
 from pipeline.ledger.arrivals import embedded_ever
 from pipeline.stores.postgres import open_pool
 from tests.support.pipeline.oracle import assert_equal
-from tests.support.space import Space, now
+from tests.support.space import Space, document, now
 from topics.codec import Record
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE
 
 WORKERS = ("detect", "vectors", "keywords")
-
-
-def document(name: str, content: str, **fields: object) -> DocumentUpserted:
-    return DocumentUpserted(
-        **{  # type: ignore[arg-type]
-            "tenant": "acme",
-            "source": "wiki",
-            "external_id": name,
-            "observed_at": now(),
-            "version": time.time_ns(),
-            "title": name,
-            "content": content,
-            "acl_tags": ["staff"],
-            "media_type": "text/markdown",
-            **fields,
-        }
-    )
 
 
 def changed(old: DocumentUpserted, **fields: object) -> DocumentUpserted:

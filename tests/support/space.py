@@ -225,3 +225,20 @@ KEY_ENDS = (datetime.now(UTC) + timedelta(days=2)).date()
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+def document(name: str, content: str, **fields: object) -> DocumentUpserted:
+    return DocumentUpserted(
+        **{  # type: ignore[arg-type]
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": name,
+            "observed_at": now(),
+            "version": time.time_ns(),
+            "title": name,
+            "content": content,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
+        }
+    )
