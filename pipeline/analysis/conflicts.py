@@ -22,7 +22,7 @@ from pipeline.analysis.memberships import Memberships, latest
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
-from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS, READ_WHOLE_ROWS
+from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS, GROWN_AT_LATEST_SECONDS, READ_WHOLE_ROWS
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Generation
 from pipeline.kafka.client import deliver
@@ -43,6 +43,8 @@ SHARE = 0.25
 """The share of its time that the task works, for all tenants, and leaves the database to others otherwise."""
 BUSY_CHECK_SECONDS = 1.0
 """Pause between two checks whether documents are pending."""
+GRAPH_AT_MOST_SECONDS = GROWN_AT_LATEST_SECONDS + 600.0
+"""How long comparisons wait for a graph: with the time to build it, and less than until `PenstockAnalysisStuck`."""
 READ_AT_ONCE = 32
 MOST_TUPLES = 20_000
 """The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""
@@ -83,6 +85,7 @@ class Conflicts:
         """How many tenants' messages are handled at the moment."""
         self._waited_seconds = 0.0
         """For how long documents were pending, less the time in which they were not."""
+        self._graph_waited_seconds = 0.0
         self._checked_at = self._check_at = monotonic()
 
     async def handle(self, messages: Sequence[Message]) -> None:
@@ -158,21 +161,26 @@ class Conflicts:
 
     async def _let_documents_go_first(self, generation: Generation) -> None:
         """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS, and later for as
-        long as they were not. Wait also for the graph of a large table, which a first load gets at its end: each
-        comparison would read the whole table."""
+        long as they were not. Wait also for the graph of a large table, which a first load gets at its end, for
+        GRAPH_AT_MOST_SECONDS: each comparison would read the whole table."""
         while monotonic() >= self._check_at:
             async with self._pool.connection() as connection:
                 pending = await work.pending(
                     connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
                 )
-                lacks_graph = await graph.is_above(connection, generation, READ_WHOLE_ROWS) and not any(
-                    index.valid for index in (await graph.graphs(connection, generation)).values()
+                lacks_graph = (
+                    generation.vectors == "pgvector"
+                    and await graph.is_above(connection, generation, READ_WHOLE_ROWS)
+                    and not any(index.valid for index in (await graph.graphs(connection, generation)).values())
                 )
             now, is_busy = monotonic(), pending > BUSY_DOCUMENTS
             since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # without messages nobody has waited
             waited = self._waited_seconds + (since if is_busy else -since)
             self._waited_seconds = min(max(0.0, waited), BUSY_AT_MOST_SECONDS)
             self._checked_at = now
+            self._graph_waited_seconds = self._graph_waited_seconds + since if lacks_graph else 0.0
+            if self._graph_waited_seconds >= GRAPH_AT_MOST_SECONDS:
+                lacks_graph = False
             if not lacks_graph and (not is_busy or self._waited_seconds >= BUSY_AT_MOST_SECONDS):
                 self._check_at = now + BUSY_CHECK_SECONDS
                 return

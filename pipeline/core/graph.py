@@ -71,7 +71,7 @@ class Table:
     loaded: bool
     """Whether the table has more than about LOAD_ROWS rows."""
     growing: bool
-    """True if it grew fast when it was last looked at."""
+    """True if it has had no graph so far and has grown fast in the last minute."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool

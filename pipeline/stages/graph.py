@@ -79,17 +79,24 @@ class _TableHistory:
     counted_at: float = -math.inf
     counted_rows: int | None = None
     """Rows by Postgres's estimate, counted every GROWING_SECONDS while there is no graph."""
-    growing: bool = False
+    grew: tuple[bool, bool] = (False, False)
+    """True where it grew fast before the last two counts: a model's pause of some seconds does not end a load."""
+    had_graph: bool = False
     rows_per_move: int = MIN_MOVED_ROWS
     """How many rows one transaction moves into its graph."""
 
+    @property
+    def growing(self) -> bool:
+        """True while it is filled for the first time. One that had a graph has readers who miss it."""
+        return any(self.grew) and not self.had_graph
+
     def count(self, rows: int | None) -> None:
-        """Note how many rows there are, and whether they grow. None: that does not matter."""
+        """Note how many rows there are. None: it has a graph."""
         if rows is None:
-            self.counted_at, self.counted_rows, self.growing = -math.inf, None, False
+            self.counted_at, self.counted_rows, self.grew, self.had_graph = -math.inf, None, (False, False), True
         elif monotonic() - self.counted_at >= GROWING_SECONDS:
-            self.growing = self.counted_rows is not None and rows - self.counted_rows >= GROWING_ROWS
-            self.counted_at, self.counted_rows = monotonic(), rows
+            grows = self.counted_rows is not None and rows - self.counted_rows >= GROWING_ROWS
+            self.counted_at, self.counted_rows, self.grew = monotonic(), rows, (self.grew[1], grows)
 
 
 class GraphKeeper:
@@ -178,8 +185,11 @@ class GraphKeeper:
             and await graph.may_build(connection, generation)
             and not await graph.is_building(connection, generation)
         )
+        estimated = await graph.estimated_rows(connection, generation) if own is None else None
         rows = 0
-        if own is None or waiting > FRONT_ROWS:  # otherwise the step does not depend on it
+        if estimated is not None and estimated > 2 * READ_WHOLE_ROWS:
+            rows = READ_WHOLE_ROWS + 1  # without reading as many, every second of a load
+        elif own is None or waiting > FRONT_ROWS:  # otherwise the step does not depend on it
             rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
@@ -196,7 +206,6 @@ class GraphKeeper:
             # The check is slow while much is pending in a stalled store.
             history.check_late_at = monotonic() + LATE_CHECK_PAUSE_FACTOR * (monotonic() - began)
         without = 0.0 if history.without_graph_since is None else monotonic() - history.without_graph_since
-        estimated = await graph.estimated_rows(connection, generation) if own is None else None
         history.count(estimated)
         return Table(
             own,

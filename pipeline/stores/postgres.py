@@ -188,8 +188,8 @@ class _Pool(AsyncConnectionPool[Connection]):
 
 
 _ONE_PROCESS = "-c max_parallel_workers_per_gather=0"
-"""Statements here take milliseconds, and a second process takes the processor of another one. To have some, the planner
-also read all documents of a million chunks, for a caller who may read a thousandth of them: 67 ms instead of 6."""
+"""The statements of a search take milliseconds, and a second process takes the processor of another search. To have
+some, the planner also read all documents of a million chunks, for a caller who may read a thousandth: 67 ms, not 6."""
 
 
 @asynccontextmanager
@@ -211,7 +211,7 @@ async def open_pool(
         kwargs={
             **_KEEPALIVE,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
-            f" {_ONE_PROCESS} {_SERVER_KEEPALIVE}",
+            f" {_ONE_PROCESS if use == 'queries' else ''} {_SERVER_KEEPALIVE}",
             "application_name": f"penstock {use}",
         },
     )

@@ -52,7 +52,41 @@ async def test_a_tenant_whose_documents_come_again_and_again_stops_no_comparison
     task, waited = Conflicts(services), 0.0
     while clock < HOUR:
         began = clock
-        await task._let_documents_go_first(cast("Any", SimpleNamespace(name="g1")))
+        await task._let_documents_go_first(cast("Any", SimpleNamespace(name="g1", vectors="pgvector")))
         waited += clock - began
         clock += 1  # a comparison
     assert BUSY_AT_MOST_SECONDS * 0.9 < waited < HOUR / 2 + BUSY_AT_MOST_SECONDS
+
+
+async def test_comparisons_wait_for_a_graph_no_longer_than_until_somebody_is_alerted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 0.0
+
+    async def nothing(*_: object, **__: object) -> int:
+        return 0
+
+    async def is_above(*_: object) -> bool:
+        return True
+
+    async def graphs(*_: object) -> dict[str, object]:
+        return {}
+
+    async def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+
+    monkeypatch.setattr(conflicts, "monotonic", lambda: clock)
+    monkeypatch.setattr(work, "pending", nothing)
+    monkeypatch.setattr(graph, "is_above", is_above)
+    monkeypatch.setattr(graph, "graphs", graphs)
+    monkeypatch.setattr(conflicts, "asyncio", SimpleNamespace(sleep=sleep))
+    services: Any = SimpleNamespace(
+        pool=Pool(), settings=SimpleNamespace(kafka=KafkaSettings()), metrics=None, producer=None
+    )
+    task = Conflicts(services)
+    await task._let_documents_go_first(cast("Any", SimpleNamespace(name="g1", vectors="elasticsearch")))
+    assert clock == 0, "its graph is elsewhere"
+    clock += 60
+    await task._let_documents_go_first(cast("Any", SimpleNamespace(name="g1", vectors="pgvector")))
+    assert 0.9 * conflicts.GRAPH_AT_MOST_SECONDS < clock - 60 <= 1.1 * conflicts.GRAPH_AT_MOST_SECONDS

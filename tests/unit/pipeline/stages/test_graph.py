@@ -9,7 +9,7 @@ from pipeline.stages import graph
 from pipeline.stages.graph import _TableHistory
 
 
-def test_a_table_grows_fast_while_many_rows_are_added_between_two_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_grows_fast_until_two_counts_find_few_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     history, now = _TableHistory(), 1_000.0
     monkeypatch.setattr(graph, "monotonic", lambda: now)
 
@@ -23,7 +23,9 @@ def test_a_table_grows_fast_while_many_rows_are_added_between_two_counts(monkeyp
     assert not count_after(GROWING_SECONDS - 1, 90_000), "too early"
     assert count_after(1, 60_000 + GROWING_ROWS)
     assert count_after(GROWING_SECONDS - 1, 60_000 + GROWING_ROWS), "until the next count"
-    assert not count_after(1, 60_000 + 2 * GROWING_ROWS - 1)
+    assert count_after(1, 60_000 + 2 * GROWING_ROWS - 1), "a model's pause"
+    assert not count_after(GROWING_SECONDS, 60_000 + 2 * GROWING_ROWS)
     assert count_after(GROWING_SECONDS, 100_000)
     assert not count_after(1, None), "it has a graph"
-    assert not count_after(GROWING_SECONDS, 200_000), "nothing to compare with"
+    count_after(GROWING_SECONDS, 200_000)
+    assert not count_after(GROWING_SECONDS, 300_000), "its readers miss the graph that was dropped"
