@@ -33,6 +33,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.identities import Identities
 from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import open_pool
 from query.access.callers import Caller, readable
 from query.access.verify import verify
 from query.embedding.embedders import QueryEmbedder
@@ -930,9 +931,9 @@ async def test_a_walk_is_as_deep_as_its_table_needs(
     assert walked == fetched
 
 
-async def test_no_statement_of_a_pool_is_divided_among_processes(library: Library) -> None:
+async def test_no_statement_of_a_search_is_divided_among_processes(library: Library) -> None:
     """To have several, the planner read a large table whole, for a caller who may read a thousandth of it."""
-    async with library.pool.connection() as connection:
+    async with open_pool(library.settings.postgres, "queries") as pool, pool.connection() as connection:
         cursor = await connection.execute("SHOW max_parallel_workers_per_gather")
         assert await cursor.fetchone() == ("0",)
 
