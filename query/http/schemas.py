@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.core.conflicts import Kind
 from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, KeyType, key_filter
@@ -74,7 +82,7 @@ class RequestBody(BaseModel):
 
 KeyText = Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARACTERS), AfterValidator(_without_nul)]
 KeyValue = bool | int | float | KeyText
-KeyValues = Annotated[list[KeyValue], Field(max_length=100)]
+KeyValues = Annotated[list[KeyValue], Field(max_length=100, fail_fast=True)]
 KeyBound = int | float | KeyText
 
 
@@ -91,6 +99,16 @@ class KeyConditions(RequestBody):
 
 
 KeyCondition = KeyValue | KeyValues | KeyConditions
+
+
+def _has_few_keys(metadata: object) -> object:
+    """Before any value is looked at: each of very many would be described with all its mistakes."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_KEYS:
+        raise ValueError(f"has {len(metadata)} keys; the maximum is {MAX_KEYS}")
+    return metadata
+
+
+Metadata = Annotated[dict[str, KeyCondition], Field(max_length=MAX_KEYS), BeforeValidator(_has_few_keys)]
 
 
 def key_filters(metadata: Mapping[str, KeyCondition]) -> tuple[KeyFilter, ...]:
@@ -120,9 +138,8 @@ class SearchFilters(RequestBody):
     since: Time | None = Field(None, description="Changed at its source at or after this time.")
     before: Time | None = Field(None, description="Changed at its source before this time.")
     documents: Ids = Field([], description="Ids of documents.")
-    metadata: dict[str, KeyCondition] = Field(
+    metadata: Metadata = Field(
         {},
-        max_length=MAX_KEYS,
         description="Conditions on declared keys of metadata, by key: a value, a list of values of which any matches,"
         " or an object of conditions.",
         examples=[{"labels": ["policy", "2026"], "priority": {"gte": 2}}],

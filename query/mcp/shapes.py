@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from pipeline.core.conflicts import KINDS, Kind
 from query.access.facets import MAX_FACETS
-from query.access.filters import MAX_KEYS, Filters
+from query.access.filters import Filters
 from query.conflicts import MOST_SOURCES
 from query.http.schemas import (
     AtLeastResponse,
@@ -18,7 +18,7 @@ from query.http.schemas import (
     DifferenceLine,
     Facet,
     Freshness,
-    KeyCondition,
+    Metadata,
     MovedPassage,
     Name,
     Names,
@@ -67,9 +67,8 @@ class SearchArguments(PublicationRequest):
     )
     before: Time | None = Field(None, description="Only documents changed at their source before this time (ISO 8601).")
 
-    metadata: dict[str, KeyCondition] = Field(
+    metadata: Metadata = Field(
         {},
-        max_length=MAX_KEYS,
         description="Only documents with these values of declared keys of metadata, by key: a value, a list of which"
         " any matches, or an object with `any`, `all`, `none`, `gte`, `gt`, `lte`, `lt`. An error names those"
         " that are declared.",

@@ -21,14 +21,23 @@ UNKNOWN = {f"field{n}": n for n in range(100_000)}
         {"query": "a", **UNKNOWN},
         {"query": "a", "filters": UNKNOWN},
         {"query": "a", "filters": {"sources": [1] * 10**5}},
+        {"query": "a", "filters": {"metadata": dict.fromkeys(UNKNOWN)}},
     ],
-    ids=["request", "filters", "names"],
+    ids=["request", "filters", "names", "metadata"],
 )
 def test_a_request_of_very_many_mistakes_is_refused_with_one(body: dict[str, Any]) -> None:
     """Describing each of them took the service a second, in which it answered nobody."""
     with pytest.raises(ValidationError) as caught:
         SearchRequest.model_validate(body)
     assert caught.value.error_count() == 1
+
+
+def test_the_mistakes_in_the_values_of_a_key_are_named_once_for_each_list() -> None:
+    """A filter with as many keys and values as there may be had 24,000 mistakes."""
+    lists = {"any": [None] * 100, "all": [None] * 100, "none": [None] * 100}
+    with pytest.raises(ValidationError) as caught:
+        SearchRequest.model_validate({"query": "a", "filters": {"metadata": dict.fromkeys("abcdefgh", lists)}})
+    assert caught.value.error_count() < 8 * 30
 
 
 def test_a_few_unknown_fields_are_named() -> None:
