@@ -150,14 +150,16 @@ class _Portion:
 
 
 class Account:
-    """The account of one request, to which its use is charged; it is settled at the end."""
+    """The account of one request, to which its use is charged; it is settled at the end. What the request began and
+    others wait for is charged to it also afterwards: who leaves early does not get it for nothing."""
 
     def __init__(self, reserved: Sequence[tuple[_Portion, Amounts]]) -> None:
         """reserved: the amounts that were reserved of each portion."""
         self._reserved = [(portion, amounts, portion.since) for portion, amounts in reserved]
+        self._portions = [portion for portion, _ in reserved]
 
     def charge(self, tokens: int, money: float) -> None:
-        for portion, _, _ in self._reserved:
+        for portion in self._portions:
             if portion.counts:
                 portion.charge(Amounts(0, tokens, money))
 

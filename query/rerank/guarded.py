@@ -19,9 +19,11 @@ from pipeline.runtime import plugins
 from query.rerank.reranker import Reranker
 from query.settings import RerankSettings
 
-Outcome = Literal["reranked", "cached", "timeout", "throttled", "unavailable", "misconfigured", "rejected", "skipped"]
-"""The outcome of a reranking: all but the first two leave the order of the fusion. skipped: not called, because it was
-failing or had requested a pause."""
+Outcome = Literal[
+    "reranked", "cached", "timeout", "cancelled", "throttled", "unavailable", "misconfigured", "rejected", "skipped"
+]
+"""The outcome of a reranking: all but the first two leave the order of the fusion. cancelled: the search was given up
+meanwhile. skipped: not called, because it was failing or had requested a pause."""
 
 SCORE_TTL_SECONDS = 3600.0
 """The lifetime of cached scores, because a server may get another model under the same name."""
@@ -41,7 +43,7 @@ class Guarded:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """cached_pairs: the most cached scores, by model, tenant, query and text; 0: none. on_outcome: called once for
-        each reranking, unless it is cancelled."""
+        each reranking."""
         self._inner = inner
         self._timeout = timeout_seconds
         self._cache: TTLCache[bytes, float] = TTLCache(cached_pairs, SCORE_TTL_SECONDS, timer=clock)
@@ -84,6 +86,9 @@ class Guarded:
                 raise Retryable(f"the reranker did not answer within {self._timeout:g} s", service="rerank") from error
             except PenstockError as error:
                 self._on_outcome(_outcome(error))
+                raise
+            except asyncio.CancelledError:
+                self._on_outcome("cancelled")
                 raise
 
     def _require_open(self) -> None:

@@ -193,6 +193,17 @@ async def test_tokens_and_money_are_reserved_and_settled_after_the_answer(tmp_pa
     assert table.used("acme").money == pytest.approx(4, abs=0.1)
 
 
+async def test_a_request_is_charged_for_what_it_began_although_its_client_has_left(tmp_path: Path) -> None:
+    """The embedding of a query goes on, because others may wait for it: whoever left at once had it for nothing."""
+    table = Table()
+    meter = process(table, "[default]\nmoney_per_day = 100", tmp_path)
+    account = await meter.admit(ANN, "search")
+    account.close()
+    account.charge(0, 0.5)
+    await meter.aclose()
+    assert table.used("acme").money == pytest.approx(0.5)
+
+
 async def test_a_charge_during_the_request_of_a_portion_does_not_refuse_the_next_answer(tmp_path: Path) -> None:
     """Tokens were lacking and requested. When they were granted, money was lacking too, of which there was enough."""
     table = Table()

@@ -183,6 +183,16 @@ async def test_cancelled_callers_do_not_reset_the_failure_count() -> None:
         await bench.guarded.rerank("q", ["a"])
 
 
+async def test_a_reranking_that_is_given_up_has_an_outcome_because_it_costs_money() -> None:
+    bench = Bench()
+    bench.inner.wait = asyncio.Event().wait
+    leaving = asyncio.create_task(bench.guarded.rerank("q", ["a"]))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert bench.outcomes == ["cancelled"]
+
+
 async def test_a_429_pauses_rerank_requests_for_its_retry_after() -> None:
     bench = Bench()
     await bench.fail(1, Deferred("later", retry_after=7.0))
