@@ -11,6 +11,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.core.addresses import openable
 from pipeline.core.conflicts import Kind
 from pipeline.ledger import conflicts, generations
 from pipeline.ledger.conflicts import Listed, State
@@ -130,7 +131,7 @@ def conflict_json(listed: Listed, quoted: tuple[str, str] | None = None) -> dict
         "sources": [listed.source_a, listed.source_b],
         "external_ids": [listed.external_id_a, listed.external_id_b],
         "titles": [listed.title_a, listed.title_b],
-        "source_urls": [listed.source_url_a, listed.source_url_b],
+        "source_urls": [openable(listed.source_url_a), openable(listed.source_url_b)],
         "older": listed.older_side,
         "places": [{"kind": kind, "spans": [of_a, of_b]} for kind, of_a, of_b in listed.places],
         "quotes": None if quoted is None else list(quoted),

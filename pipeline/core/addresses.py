@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 _OPENABLE = re.compile(r"https?://[^\x00-\x1f\x7f]+|file://(?:localhost)?(?:/[^\x00-\x1f\x7f/\\]+)+/?", re.IGNORECASE)
 """The addresses that may be links. ``file`` addresses come from the folder connector, and are opened on the reader's
@@ -12,10 +12,19 @@ another machine. No control characters: browsers drop tabs and line ends within 
 ``java\\tscript:``."""
 
 
+_HIDDEN = re.compile(
+    "[\x80-\x9f\u00ad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e0fff]+"
+)
+"""Characters that are not displayed, or that reverse what is: models read them, and people see another address."""
+
+
 def openable(address: str | None) -> str | None:
     """The address if it may be shown as a link, otherwise None: other schemes (``javascript:``, ``data:``) may run
-    code."""
-    return address if address is not None and _OPENABLE.fullmatch(address) else None
+    code. What is not displayed of it is percent-encoded, as browsers send it."""
+    if address is None or not _OPENABLE.fullmatch(address):
+        return None
+    return address if address.isascii() else _HIDDEN.sub(lambda hidden: quote(hidden[0]), address)
 
 
 def is_https_or_local(address: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
+from pipeline.core.addresses import openable
 from pipeline.diagnosis.story_model import Context, Person, QueryRank, Source, StoreProgress, Story
 from pipeline.diagnosis.story_verdict import Verdict, judge
 
@@ -23,7 +24,7 @@ def as_json(story: Story, verdict: Verdict | None = None) -> dict[str, Any]:
             "source": document.identity.source,
             "external_id": document.identity.external_id,
             "title": document.title,
-            "source_url": document.source_url,
+            "source_url": openable(document.source_url),
             "author": document.author,
             "media_type": document.media_type,
             "seq": document.seq,

@@ -95,6 +95,7 @@ def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> Non
 def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arrival:
     text, media_type = normalise(message.content, message.media_type)
     address = openable(message.source_url)
+    has_lost_its_address = address is None and message.source_url is not None
     fields = Fields(
         clean(message.title),
         address,
@@ -111,6 +112,4 @@ def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arriva
         qualify(message.source, message.acl_tags),
         qualify(message.source, message.required_tags),
     )
-    return Arrival(
-        identity, event, message.kind, lane, text, fields, has_lost_its_address=address != message.source_url
-    )
+    return Arrival(identity, event, message.kind, lane, text, fields, has_lost_its_address=has_lost_its_address)

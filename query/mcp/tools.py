@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
+from pipeline.core.normalise import clean
 from pipeline.ledger.conflicts import Listed
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import translated
@@ -77,9 +78,19 @@ async def search(service: Service, caller: Caller, arguments: SearchArguments) -
         results=[_result(group) for group in groups],
         notes=notes,
         cursor=following,
-        facets=facets_as_json(outcome.facets),
+        facets={name: _displayed(facet) for name, facet in facets_as_json(outcome.facets).items()},
         freshness=[SourceFreshness(**source.as_json()) for source in outcome.freshness],
     )
+
+
+def _displayed(facet: dict[str, Any]) -> dict[str, Any]:
+    """A facet whose values, which documents state, have no characters that are not displayed. They keep the joiners
+    that their script needs, so that a filter by them matches."""
+    values = [
+        {**counted, "value": clean(counted["value"]) if isinstance(counted["value"], str) else counted["value"]}
+        for counted in facet["values"]
+    ]
+    return {**facet, "values": values}
 
 
 def shown_documents(output: SearchOutput) -> list[UUID]:
@@ -214,7 +225,7 @@ def _metadata(source: str, author: str | None, media_type: str | None, modified:
     known = {
         "source": source,
         "author": author and one_line(author),
-        "media_type": media_type,
+        "media_type": media_type and clean(media_type),
         "source_modified_at": modified and modified.isoformat(),
     }
     return {name: value for name, value in known.items() if value}

@@ -148,6 +148,17 @@ def test_a_source_url_that_a_person_can_open_is_preserved(address: str | None) -
     assert (arrival.fields.source_url, arrival.has_lost_its_address) == (address, False)
 
 
+def test_what_is_hidden_in_a_source_url_is_encoded() -> None:
+    """It led to the same page, and carried letters that only models read, or was shown reversed."""
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in "ob")
+    arrival = read(upsert(source_url=f"https://wiki.example.org/\u0645\u06cc\u200c\u202e{hidden}"))
+    assert arrival.fields is not None
+    assert (
+        arrival.fields.source_url == "https://wiki.example.org/\u0645\u06cc%E2%80%8C%E2%80%AE%F3%A0%81%AF%F3%A0%81%A2"
+    )
+    assert not arrival.has_lost_its_address
+
+
 def test_titles_and_authors_are_accepted_without_hidden_and_direction_characters() -> None:
     """A title that ends in exe.fdp was shown as one that ends in pdf.exe, and could carry letters that only models
     read."""

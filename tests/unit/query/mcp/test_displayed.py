@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from urllib.parse import quote
 from uuid import UUID
 
 from pipeline.ledger.conflicts import Listed
 from query.mcp.previews import _finding
-from query.mcp.tools import _conflict
+from query.mcp.tools import _conflict, _displayed
+from query.model import Facet, FacetValue, facets_as_json
 from query.preview.model import Finding, Moved
 
 ID, AT = UUID(int=1), datetime(2026, 11, 29, tzinfo=UTC)
@@ -22,6 +24,20 @@ def test_the_ids_of_documents_that_contradict_each_other_have_no_hidden_characte
     names = NAME, "other.md", "wiki", "wiki", "", "Other", None, None
     body = _conflict(Listed(ID, "number", "open", AT, None, ID, ID, ID, ID, *names, []), (NAME, "b"))
     assert (body.external_ids, body.titles, body.quotes) == ([SHOWN, "other.md"], [SHOWN, "Other"], [SHOWN, "b"])
+
+
+def test_the_addresses_of_documents_that_contradict_each_other_are_those_that_may_be_shown() -> None:
+    names = "a", "b", "wiki", "wiki", "", "", f"https://a.example/{HIDDEN}", "javascript:alert(1)"
+    body = _conflict(Listed(ID, "number", "open", AT, None, ID, ID, ID, ID, *names, []), None)
+    assert body.source_urls == [f"https://a.example/{quote(HIDDEN)}", None]
+
+
+def test_values_of_metadata_have_no_hidden_characters_and_the_joiners_of_their_script() -> None:
+    """A row of a database may state any value, and every facet of it is returned to models."""
+    persian = "\u0645\u06cc\u200c\u062e"
+    values = FacetValue(f"a{HIDDEN}", 2), FacetValue(persian, 1), FacetValue(True, 1)
+    facet = _displayed(facets_as_json({"label": Facet("keyword", values, True)})["label"])
+    assert [value["value"] for value in facet["values"]] == ["a", persian, True]
 
 
 def test_the_ids_of_passages_that_an_edit_would_move_have_no_hidden_characters() -> None:
