@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import islice
 from typing import Literal
 
 from pipeline.core.languages import ENGLISH, language_of_question
@@ -166,6 +167,11 @@ _DATE = re.compile(
     rf"|\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:[A-Z]\w{{2,}}|\w{{4,}}))(?![\w/-]|\.\d)"
 )
 """Texts that may be dates; the library decides."""
+MOST_LOOKED_AT = 10
+"""So many of them are looked at: the library takes a millisecond and more for each, and a question may have a
+thousand."""
+LONGEST_BEFORE = 20
+"""How many characters before a date are looked at for a word that says what it is."""
 
 
 def recency(question: str, today: date) -> Recency | None:
@@ -187,8 +193,8 @@ def _relative(question: str, language: str, today: date) -> Recency | None:
 
 
 def _dated(question: str, language: str, today: date) -> Recency | None:
-    for match in _DATE.finditer(question):
-        before = question[: match.start()]
+    for match in islice(_DATE.finditer(question), MOST_LOOKED_AT):
+        before = question[max(0, match.start() - LONGEST_BEFORE) : match.start()]
         if not _AS_CONTENT.search(before) and (period := _parsed(match[0], language, today)):
             since, end = period
             return _of(question, match, since, today + timedelta(days=1) if _SINCE.search(before) else end)

@@ -7,6 +7,7 @@ from datetime import date, datetime
 import pytest
 
 from bench.confidence import EVERYDAY
+from query.modes import recency as module
 from query.modes.recency import recency
 from tests.support.query.questions import QUESTIONS
 
@@ -73,3 +74,11 @@ def test_other_numbers_and_words_name_no_time(question: str) -> None:
 def test_ordinary_questions_ask_for_nothing_new() -> None:
     questions = [question for question, _ in QUESTIONS] + [text for text in EVERYDAY if "yesterday" not in text]
     assert [question for question in questions if recency(question, TODAY)] == []
+
+
+def test_of_a_question_full_of_what_may_be_dates_the_first_ten_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library takes a millisecond for each, of which a question of 8,000 characters had a thousand."""
+    looked_at = []
+    monkeypatch.setattr(module, "_parsed", lambda text, *_: looked_at.append(text))
+    assert recency(" ".join(f"{n} abcd" for n in range(1, 99)), TODAY) is None
+    assert looked_at == [f"{n} abcd" for n in range(1, 11)]
