@@ -158,13 +158,13 @@ _LAST = re.compile(
 _AS_CONTENT = re.compile(r"\b(?:version|release|python|windows|office|edition|model|iso|rfc)\s*$", re.IGNORECASE)
 """A number after one of these words is no year."""
 _SINCE = re.compile(r"\b(?:since|seit(?: dem)?|depuis(?: le)?|desde(?: el)?|dal|sinds|sedan)\s*$", re.IGNORECASE)
-_MONTH = r"[^\W\d_]{3,}"
+_MONTH = r"[^\W\d_]{3,20}"
 _YEAR = r"(?:19|20)\d\d"
 _DATE = re.compile(
     rf"(?<![\w./-])(?:{_YEAR}-\d\d(?:-\d\d)?|\d{{1,2}}\.\d{{1,2}}\.{_YEAR}|\d{{1,2}}/\d{{1,2}}/{_YEAR}"
     rf"|\d{{1,2}}(?:st|nd|rd|th|º|er)?\.?\s+(?:de\s+)?{_MONTH}\.?,?\s+(?:de\s+)?{_YEAR}"
     rf"|{_MONTH}\.?\s+\d{{1,2}}(?:st|nd|rd|th)?,?\s+{_YEAR}|{_MONTH}\.?\s+(?:de\s+)?{_YEAR}"
-    rf"|\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:[A-Z]\w{{2,}}|\w{{4,}}))(?![\w/-]|\.\d)"
+    rf"|\d{{1,2}}(?:st|nd|rd|th)?\.?\s+(?:[A-Z]\w{{2,20}}|\w{{4,20}}))(?![\w/-]|\.\d)"
 )
 """Texts that may be dates; the library decides."""
 MOST_LOOKED_AT = 10
