@@ -247,10 +247,13 @@ def joined(chunks: Sequence[tuple[Sequence[Span], str]]) -> str:
     return text
 
 
-def refreshed(result: Result, current: Mapping[UUID, Passage]) -> Result:
-    """A cached result with title, address and author as the ledger has them now."""
+def refreshed(result: Result, current: Mapping[UUID, Passage], details: Mapping[UUID, Detail]) -> Result:
+    """A cached result with title, address, author and headings as the ledger has them now. details: of the best chunks
+    that had headings."""
+    detail = details.get(result.passage.chunk_id)
     return replace(
         result,
         passage=current[result.passage.chunk_id],
         also=tuple(current[other.chunk_id] for other in result.also),
+        headings=detail.headings if detail else (),
     )

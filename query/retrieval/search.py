@@ -31,7 +31,7 @@ from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.freshness import certificates
 from query.access.published import wait_for
-from query.access.verify import verify
+from query.access.verify import describe, verify
 from query.embedding.embedders import Embedders
 from query.embedding.shared import Embedded, SharedVectors
 from query.model import (
@@ -273,11 +273,14 @@ class Search:
                 if len(current) < len(cached.counted) or await changed_since(connection, *since):
                     self._cache.forget(key)
                     cached = None
+                else:  # a heading may have changed although the text below it is the same
+                    below = [result.passage for result in cached.results if result.headings]
+                    details = await describe(connection, scope.generation.name, below)
         self._count("results", "hit" if cached is not None else "miss")
         if cached is None:
             return None
         # The facts of the cached steps hold for this response, too; their times might reveal another caller's query.
-        results = [refreshed(result, current) for result in cached.results]
+        results = [refreshed(result, current, details) for result in cached.results]
         done = [replace(step, took_ms=0.0) for step in cached.steps if step.name not in {s.name for s in steps.done}]
         return SearchResults(results, [*steps.done, *done], steps.took_ms, cached.relevant, cached.cursor)
 

@@ -19,6 +19,7 @@ from query.retrieval.stores import Stores
 from query.settings import RetrievalSettings
 from query.telemetry import QueryMetrics
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+from topics.messages import DocumentUpserted
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -134,6 +135,25 @@ async def test_a_cached_result_is_dropped_when_its_documents_change(desk: Desk, 
         assert results == await fresh.ask("reeds towpath", "staff"), "as it is without a cache"
     else:
         assert results == before, "what becomes readable may wait until a store has followed"
+
+
+async def test_a_cached_result_has_the_headings_that_its_document_has_now(desk: Desk) -> None:
+    """One that was removed was shown above the text below it for as long as the stores had not followed."""
+    herons = "\n\n".join(f"Heron {n} stood by the weir and looked at the water for a while." for n in range(60))
+    reeds = " ".join(f"Reeds of kind {n} line the towpath." for n in range(20))
+
+    def page(heading: str) -> DocumentUpserted:
+        return document("a.md", f"# {heading}\n\n{herons}\n\n{reeds}", tenant=desk.tenant)
+
+    async def headings() -> set[tuple[str, ...]]:
+        caller = await desk.library.caller(desk.tenant, "staff")
+        return {result.headings for result in (await desk.search.search("reeds", caller, mode="keyword")).results}
+
+    await desk.library.put(page("Secret"))
+    assert await headings() == {("Secret",)}
+    await desk.library.accept(page("Open"))
+    assert await headings() == {("Open",)}
+    assert desk.hits() == 1
 
 
 async def test_cached_results_are_not_used_after_the_caller_left_a_group(desk: Desk) -> None:
