@@ -139,13 +139,17 @@ def test_chunks_missing_from_the_manifest_are_left_out_of_a_merged_result() -> N
     assert (result.text, result.chunk_ids) == ("two three", (second.passage.chunk_id,))
 
 
-def test_a_cached_result_shows_the_current_title() -> None:
+def test_a_cached_result_shows_the_current_title_and_headings() -> None:
     one, twin = hit("a", 0, LONG), hit("b", 0, LONG)
     [group] = arrange([one, twin], top=5, per_document=2)
-    result = present(group, {})
+    id_ = one.passage.chunk_id
+    result = present(group, {id_: Detail((), ("Before",))})
+    assert result.headings == ("Before",)
     now = {
         h.passage.chunk_id: Passage(h.passage.chunk_id, h.passage.document_id, "x", "wiki", "New", None, 3)
         for h in (one, twin)
     }
-    again = refreshed(result, now)
+    again = refreshed(result, now, {id_: Detail((), ("After",))})
     assert (again.passage.title, again.also[0].title, again.text) == ("New", "New", LONG)
+    assert again.headings == ("After",)
+    assert refreshed(result, now, {}).headings == ()
