@@ -382,7 +382,7 @@ class Work:
             _left(
                 "memory of query services: vectors of questions",
                 now + VECTOR_RETENTION,
-                "including the words of the questions",
+                "without the words of the questions",
             ),
         ]
         if self.settings.trail != "off":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from time import perf_counter
 
 from cachetools import TTLCache
@@ -20,11 +21,11 @@ from query.access.callers import Caller
 from query.embedding.embedders import Embedders, is_same
 
 VECTORS_TTL_SECONDS = 3_600.0
-"""The longest time that a caller's query is held in memory; `penstock forget` reports it."""
+"""The longest time that the vector of a caller's query is held in memory; `penstock forget` reports it."""
 
 Embedded = tuple[Embedder, Vectors]
-_Text = tuple[str, str]
-"""A generation's name and the query."""
+_Query = tuple[str, bytes]
+"""A generation's name and a digest of the query, which itself may take 32 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class SharedVectors:
         """size: the most vectors that are cached; 0: none is, and none is shared. on_lookup: called with ``hit`` (the
         caller sent this query before), ``shared`` (others did) or ``miss``."""
         self._embedders = embedders
-        self._vectors: TTLCache[_Text, _Computed] = TTLCache(size, VECTORS_TTL_SECONDS)
-        self._known: TTLCache[tuple[str, int, _Text], bool] = TTLCache(4 * size, VECTORS_TTL_SECONDS)
+        self._vectors: TTLCache[_Query, _Computed] = TTLCache(size, VECTORS_TTL_SECONDS)
+        self._known: TTLCache[tuple[str, int, _Query], bool] = TTLCache(4 * size, VECTORS_TTL_SECONDS)
         """The queries that each caller sent, by tenant and tags: people with the same access count as one caller."""
-        self._running: dict[_Text, asyncio.Task[_Computed]] = {}
+        self._running: dict[_Query, asyncio.Task[_Computed]] = {}
         self._is_enabled = size > 0
         self._on_lookup = on_lookup
         self._clock = clock
@@ -63,13 +64,13 @@ class SharedVectors:
         if not self._is_enabled:
             return (await self._compute(generation, text)).embedded
         began = self._clock()
-        key = (generation.name, text)
+        key = (generation.name, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest())
         by_caller = (caller.tenant, hash(caller.tags), key)
         is_known = by_caller in self._known
         computed = self._vectors.get(key)
         self._on_lookup("miss" if computed is None and key not in self._running else "hit" if is_known else "shared")
         if computed is None:
-            computed = await self._join(generation, key)
+            computed = await self._join(generation, key, text)
         if is_same(computed.embedded[0], generation):
             self._vectors[key] = computed
             self._known[by_caller] = True
@@ -78,17 +79,17 @@ class SharedVectors:
             await self._sleep(left)
         return computed.embedded
 
-    async def _join(self, generation: Generation, key: _Text) -> _Computed:
+    async def _join(self, generation: Generation, key: _Query, text: str) -> _Computed:
         """The result of the computation that is under way, or of a new one. A caller that leaves does not cancel it,
         because others may wait for it."""
         running = self._running.get(key)
         if running is None:
-            running = asyncio.create_task(self._compute(generation, key[1]), name="embed")
+            running = asyncio.create_task(self._compute(generation, text), name="embed")
             self._running[key] = running
             running.add_done_callback(lambda done: self._ended(key, done))
         return await asyncio.shield(running)
 
-    def _ended(self, key: _Text, done: asyncio.Task[_Computed]) -> None:
+    def _ended(self, key: _Query, done: asyncio.Task[_Computed]) -> None:
         self._running.pop(key, None)
         if not done.cancelled():
             done.exception()  # so that one for which nobody waits any more is not logged

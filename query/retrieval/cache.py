@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from sys import getsizeof
 from uuid import UUID
 
 from cachetools import TTLCache
@@ -25,6 +27,11 @@ from query.model import Mode, Result, Sort, Step
 RESULTS_TTL_SECONDS = 300.0
 """The lifetime of cached results: changes that the ledger does not record (a restored index, other analysis settings)
 take effect after it."""
+MAX_BYTES = 64 * 2**20
+"""The memory of all cached results, about. Six hundred searches, as many as one caller may make in RESULTS_TTL_SECONDS,
+took 450 MiB with results of a hundred long passages, and as much with filters of three hundred names."""
+RESULT_BYTES, COUNTED_BYTES = 1_000, 300
+"""What a result takes besides its texts, and what a chunk that was counted takes."""
 MAX_SETTLED_DOCUMENTS = 1_000
 """The most changed documents that are checked one by one; after more of them, the search runs again."""
 
@@ -44,6 +51,11 @@ class Key:
     tenant: str
     access: bytes
     """The ``access_digest`` of what the caller may read."""
+
+    @property
+    def digest(self) -> bytes:
+        """What is kept of the key: a search may have filters of a megabyte."""
+        return blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 def access_digest(readable: Readable) -> bytes:
@@ -73,23 +85,47 @@ class CachedResults:
     """The pg_snapshot from before the stores were queried."""
 
 
+def memory(cached: CachedResults) -> int:
+    """About how many bytes they take."""
+    texts = (
+        text
+        for result in cached.results
+        for text in (
+            result.text,
+            *result.headings,
+            *(
+                part
+                for passage in (result.passage, *result.also)
+                for part in (passage.external_id, passage.title, passage.source_url, passage.author)
+            ),
+        )
+    )
+    results = sum(1 + len(result.also) for result in cached.results)
+    return sum(map(getsizeof, texts)) + RESULT_BYTES * (1 + results) + COUNTED_BYTES * len(cached.counted)
+
+
 class Cache:
-    """Results, of bounded number. Safe to use within one event loop."""
+    """Results, of bounded number and size. Safe to use within one event loop."""
 
     def __init__(self, size: int) -> None:
         """size: the most results; 0 disables the cache."""
-        self._results: TTLCache[Key, CachedResults] = TTLCache(size, RESULTS_TTL_SECONDS)
         self.enabled = size > 0
+        # Each counts as its part of MAX_BYTES at least, so that there are no more than ``size``.
+        least = MAX_BYTES // max(1, size)
+        self._results: TTLCache[bytes, CachedResults] = TTLCache(
+            MAX_BYTES, RESULTS_TTL_SECONDS, getsizeof=lambda cached: max(least, memory(cached))
+        )
 
     def results(self, key: Key) -> CachedResults | None:
-        return self._results.get(key)
+        return self._results.get(key.digest) if self.enabled else None
 
     def store_results(self, key: Key, results: CachedResults) -> None:
         if self.enabled:
-            self._results[key] = results
+            with suppress(ValueError):  # it alone is larger than the cache
+                self._results[key.digest] = results
 
     def forget(self, key: Key) -> None:
-        self._results.pop(key, None)
+        self._results.pop(key.digest, None)
 
 
 async def snapshot(connection: Connection) -> str:
