@@ -31,7 +31,7 @@ MAX_BYTES = 64 * 2**20
 """The memory of all cached results, about. Six hundred searches, as many as one caller may make in RESULTS_TTL_SECONDS,
 took 450 MiB with results of a hundred long passages, and as much with filters of three hundred names."""
 RESULT_BYTES, COUNTED_BYTES = 1_000, 300
-"""What a result takes besides its texts, and what a chunk that was counted takes."""
+"""The size of a result besides its texts, and of a chunk that was counted."""
 MAX_SETTLED_DOCUMENTS = 1_000
 """The most changed documents that are checked one by one; after more of them, the search runs again."""
 
@@ -54,7 +54,7 @@ class Key:
 
     @property
     def digest(self) -> bytes:
-        """What is kept of the key: a search may have filters of a megabyte."""
+        """A digest is kept of the key, because a search may have filters of a megabyte."""
         return blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 

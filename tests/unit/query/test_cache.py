@@ -49,7 +49,7 @@ def test_no_more_results_are_cached_than_is_set() -> None:
     assert [n for n, key in enumerate(keys) if cache.results(key) is not None] == [2, 3, 4]
 
 
-def test_of_a_search_with_very_long_filters_a_digest_is_kept() -> None:
+def test_a_search_with_very_long_filters_is_stored_under_a_digest() -> None:
     names = tuple(f"{n}{'x' * 490}" for n in range(100))
     long = replace(KEY, query="moss " * 1_000, filters=Filters(names, names, names))
     assert getsizeof(long.digest) < 100

@@ -26,7 +26,7 @@ def test_the_ids_of_documents_that_contradict_each_other_have_no_hidden_characte
     assert (body.external_ids, body.titles, body.quotes) == ([SHOWN, "other.md"], [SHOWN, "Other"], [SHOWN, "b"])
 
 
-def test_the_addresses_of_documents_that_contradict_each_other_are_those_that_may_be_shown() -> None:
+def test_a_script_is_no_address_of_a_document_that_contradicts_another() -> None:
     names = "a", "b", "wiki", "wiki", "", "", f"https://a.example/{HIDDEN}", "javascript:alert(1)"
     body = _conflict(Listed(ID, "number", "open", AT, None, ID, ID, ID, ID, *names, []), None)
     assert body.source_urls == [f"https://a.example/{quote(HIDDEN)}", None]

@@ -183,7 +183,7 @@ async def test_cancelled_callers_do_not_reset_the_failure_count() -> None:
         await bench.guarded.rerank("q", ["a"])
 
 
-async def test_a_reranking_that_is_given_up_has_an_outcome_because_it_costs_money() -> None:
+async def test_a_cancelled_reranking_has_an_outcome_because_it_costs_money() -> None:
     bench = Bench()
     bench.inner.wait = asyncio.Event().wait
     leaving = asyncio.create_task(bench.guarded.rerank("q", ["a"]))
