@@ -24,6 +24,7 @@ from connectors.uploads.store import Incoming, Properties, QuotaReached, Store, 
 from pipeline.core import publication
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.core.normalise import nfc
 from pipeline.ledger.arrivals import Arrival, arrivals
 from pipeline.stores.postgres import translated
 from topics.messages import DocumentUpserted
@@ -316,7 +317,7 @@ def single(fields: Fields, name: str) -> str | None:
 def sanitise_name(name: str) -> str:
     """Return a file name without folders and invisible or control characters, cut before its ending to
     MAX_NAME_CHARACTERS."""
-    base = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
+    base = nfc(name).replace("\\", "/").rpartition("/")[2]
     base = "".join(c for c in base if c.isprintable() and unicodedata.category(c) not in ("Cf", "Co", "Cs")).strip(" .")
     stem, dot, ending = base.rpartition(".")
     if len(base) > MAX_NAME_CHARACTERS and dot and len(ending) <= 10:

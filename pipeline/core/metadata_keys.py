@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Literal, get_args
-from unicodedata import normalize
+
+from pipeline.core.normalise import nfc
 
 KeyType = Literal["keyword", "number", "date", "boolean"]
 KEY_TYPES: tuple[KeyType, ...] = get_args(KeyType)
@@ -108,7 +109,7 @@ def _keyword(value: object) -> str | None:
         return "true" if value else "false"
     if not isinstance(value, str | int | float):
         return None
-    text = normalize("NFC", str(value)).replace("\x00", "").strip()
+    text = nfc(str(value)).replace("\x00", "").strip()
     return text if 0 < len(text) <= MAX_VALUE_CHARACTERS else None
 
 

@@ -17,15 +17,16 @@ from tests.support.portion import portion
 
 PLAIN = "text/plain"
 SCOTLAND = "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"
-awkward = st.text(
+awkward = st.lists(
     st.one_of(
         st.characters(exclude_categories=["Cs"]),
         st.sampled_from(
             "\r\n\x00\x0b\x0c\x85\u2028\u200b\u200c\u200d\ufeff\u202e\u2067\u00ad\u0301e한ᄒ\U000e0041\U0001f3f4\U000e007f\ufe0f\u212a"
         ),
+        st.sampled_from(["\u0345\u0334" * 16, "\u0f73" * 20]),
     ),
     max_size=60,
-)
+).map("".join)
 
 
 @settings(max_examples=portion(400), deadline=None)
@@ -91,6 +92,23 @@ def test_html_conversion_keeps_structure_and_drops_hidden_content() -> None:
 )
 def test_invisible_and_control_characters_are_normalised(content: str, text: str) -> None:
     assert normalise(content, PLAIN) == (text, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("run", "left"),
+    [
+        ("\u0345\u0334" * 500_000, "\u0334" * 15 + "\u0345" * 15),
+        ("\u0f73" * 500_000, "\u0f71" * 30 + "\u0f72" * 30),
+        (("\u0345\u0334" * 15 + "\u200b") * 30_000, "\u0334" * 15 + "\u0345" * 15),
+        ("\u0334" * 500 + "\u0345" * 500, "\u0334" * 500 + "\u0345" * 500),
+    ],
+    ids=["disordered", "compound", "hidden-between", "ordered"],
+)
+def test_a_run_of_very_many_marks_keeps_nobody_waiting(run: str, left: str) -> None:
+    """Half a million, a document of a megabyte, stopped the worker for four minutes: then this test never ends."""
+    text, kind = normalise(f"a{run}b", PLAIN)
+    assert text == f"a{left}b"
+    assert normalise(text, kind) == (text, kind)
 
 
 def test_record_separators_are_preserved_only_in_message_texts() -> None:
