@@ -118,7 +118,7 @@ async def _verdicts(chat: Chat, task: str, material: Mapping[str, object], count
         raise Retryable("the judging model did not give one verdict for each", service="chat")
     try:
         return [int(entry["verdict"]) == 1 for entry in verdicts]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Retryable("the judging model gave verdicts that are none", service="chat") from error
 
 
@@ -127,7 +127,7 @@ async def _ask(chat: Chat, task: str, material: Mapping[str, object]) -> dict[st
     text, _ = await chat.complete(messages, as_json=True)
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also a number of 5,000 digits
         parsed = None
     if not isinstance(parsed, dict):
         raise Retryable("the judging model did not answer one JSON object", service="chat")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
 from uuid import uuid4
 
 import pytest
 from pydantic import SecretStr
 
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.embedding.port import Vectors
+from query.answers.chat import Chat
+from query.answers.prompt import Message
 from query.evaluation.golden import Golden, Judged
+from query.evaluation.judge import grade
 from query.evaluation.service import answered, judge_settings
 from query.settings import ChatSettings, EvalSettings
 
@@ -50,3 +56,36 @@ def test_the_answering_models_key_is_not_sent_to_the_judges_server() -> None:
 def test_a_judges_server_without_a_model_is_refused() -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_EVAL_JUDGE_MODEL"):
         judge_settings(CHAT, EvalSettings(judge_base_url="http://judge.test/v1"))
+
+
+STATEMENTS = '{"statements": ["One."], "questions": []}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["1" * 5_000],
+        ["[" * 100_000],
+        [STATEMENTS, f'{{"verdicts": [{{"verdict": {"1" * 5_000}}}]}}'],
+        [STATEMENTS, '{"verdicts": [{"verdict": Infinity}]}'],
+    ],
+    ids=["number", "nested", "verdict of many digits", "infinite verdict"],
+)
+async def test_nonsense_of_the_judge_is_an_outage_of_the_judge(written: list[str]) -> None:
+    with pytest.raises(Retryable, match="judging model"):
+        await grade(cast(Chat, Writing(written)), Embedding(), "Question?", "One.", ["One."])
+
+
+class Writing:
+    """Writes these answers, one after the other."""
+
+    def __init__(self, written: Sequence[str]) -> None:
+        self._written = iter(written)
+
+    async def complete(self, messages: Sequence[Message], *, as_json: bool = False) -> tuple[str, None]:
+        return next(self._written), None
+
+
+class Embedding:
+    async def embed(self, text: str) -> tuple[None, Vectors]:
+        raise AssertionError("nothing is embedded of a judge's nonsense")
