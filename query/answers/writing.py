@@ -41,13 +41,18 @@ _NAME = (
     rf"(?:[:/?\#@]{_TAIL})?"
 )
 """A host, a mail address or a path without a scheme."""
+_ADDRESS = rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[:/?\#]"
+_NAMED_ADDRESS = regex.compile(_ADDRESS, regex.IGNORECASE)
+"""A name that a renderer may link to together with what stands around it: a passage may hold the name alone."""
 _LINKED_NAME = regex.compile(
-    rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[:/?\#]|\.(?:[a-z]{{2}}|xn--[a-z0-9-]+|biz|com|edu|gov|net|org|pro|web|xxx|aero|asia|coop|info"
+    rf"{_ADDRESS}|\.(?:[a-z]{{2}}|xn--[a-z0-9-]+|biz|com|edu|gov|net|org|pro|web|xxx|aero|asia|coop|info"
     rf"|museum|name|shop|app|dev|\p{{Cyrillic}}{{2,}})(?![{_LETTER}])",
     regex.IGNORECASE,
 )
 """A name that some renderers link to: markdown-it knows these domains."""
 _DOT_OF_WWW = regex.compile(r"(?<=www)\.", regex.IGNORECASE)
+_ENTITY_IN_NAME = regex.compile(r"&(?=#?[a-z0-9]{0,32}(?:;|\Z))", regex.IGNORECASE)
+"""The beginning of an entity in a name: after it has been read, the rest of the name may be another address."""
 _SWALLOWING = (
     "script|style|textarea|title|template|xmp|plaintext|noscript|noembed|noframes|iframe|object|svg|math|select"
 )
@@ -338,11 +343,11 @@ class AnswerSanitizer:
         is_certain = self._tracker.is_certain and not self._seems_code
         if is_certain and (is_known or not self._tracker.may_be_formula):
             return self._as_code(bare) + rest
-        if is_known or not _LINKED_NAME.search(bare):
-            return name
+        if not (_NAMED_ADDRESS if is_known else _LINKED_NAME).search(bare):
+            return str(_ENTITY_IN_NAME.sub("&amp;", name))
         self.findings.removed += 1
         broken = str(_DOT_OF_WWW.sub(" . ", bare)).replace(".", ". ").replace("//", "// ")
-        return broken + (" " if bare[-3:].lower() == "www" else "") + rest
+        return str(_ENTITY_IN_NAME.sub("&amp;", broken + (" " if bare[-3:].lower() == "www" else "") + rest))
 
 
 def _each(numbers: str) -> Iterable[int]:

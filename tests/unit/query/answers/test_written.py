@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -385,6 +386,28 @@ def test_a_host_of_very_many_parts_is_shown_as_code(name: str) -> None:
     bare = "".join(shown(name).split("`")[::2])
     assert "evil" not in bare
     assert "secret" not in bare
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "evil.com/www&#46;evil&#46;com/?q=secret",
+        "evil.com?www&period;evil&period;com/?q=secret",
+        "evil.com/a&commat;evil&period;com",
+        "e@evil.com/www&#46;evil&#46;com/?q=secret",
+        "x" + ".a" * 20 + ".b1/www&#46;evil&#46;com/?q=secret",
+        "evil.com/" + "a" * 3_996 + "www&#46;evil.com",
+    ],
+)
+def test_no_entity_of_an_address_is_read_where_code_is_uncertain(address: str) -> None:
+    """Renderers look for addresses after they have read entities."""
+    assert not re.search(r"(?:www|@|evil)\.\w", unescape(shown(f"a`b {address}")))
+
+
+@pytest.mark.parametrize("address", ["//docs.example/x", "docs.example/x?", "docs.example/x#"])
+def test_what_follows_an_address_of_a_passage_is_no_part_of_a_link_where_code_is_uncertain(address: str) -> None:
+    """A document may hold the beginning of an address, and make the model write a secret after it."""
+    assert "docs.example" not in shown(f"a`b {address}'secret")
 
 
 def test_streamed_words_are_passed_on_with_the_next_word_at_the_latest() -> None:
