@@ -21,6 +21,8 @@ from bs4.element import NavigableString, Tag
 from lxml import etree, html  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
+from connectors.references import without_long_numbers
+
 NAMESPACES = {
     "ac": "http://atlassian.com/content",
     "ri": "http://atlassian.com/resource/identifier",
@@ -28,7 +30,7 @@ NAMESPACES = {
 }
 PREFIXES = {uri: prefix for prefix, uri in NAMESPACES.items()}
 ROOT = "storage-format"
-CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 CDATA = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
 NAMED_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
 BARE_AMPERSAND = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
@@ -58,7 +60,7 @@ def parse(storage: str) -> Element:
     if text_of(tree).strip():
         return tree
     bare = etree.Element(ROOT)  # nested too deeply for the parser
-    bare.text = unescape(TAG.sub(" ", PARAMETER.sub(" ", text)))
+    bare.text = unescape(without_long_numbers(TAG.sub(" ", PARAMETER.sub(" ", text))))
     return bare
 
 
@@ -291,7 +293,10 @@ def picture_label(element: Element) -> str:
 
 
 MAX_SPAN, MAX_CELLS = 200, 20_000
-"""Columns or rows of one span, and cells of one table. A span beyond either, a mistake or an attack, counts as 1."""
+"""Columns or rows of one span; and cells of one table that are repeated, or that make its rows equally long. A span
+beyond either, a mistake or an attack, counts as 1."""
+MAX_REPEATED_CHARACTERS = 1_000_000
+"""The characters of one table that spans repeat. A span beyond that counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +309,11 @@ Grid = Sequence[Sequence[Cell]]
 
 
 def grid(table: Element, content: Callable[[Element], str]) -> Grid:
-    """Return a table as rows of equal length, with merged cells repeated. ``content`` renders a cell as inline HTML."""
+    """Return a table as rows of equal length, with merged cells repeated; of different lengths, if it is a mistake or
+    an attack: ten thousand rows of one cell below one of ten thousand. ``content`` renders a cell as inline HTML."""
     rows: list[dict[int, Cell]] = []
     covered: dict[tuple[int, int], Cell] = {}
-    cells = 0
+    cells = repeated = 0
     for y, row in enumerate(_rows(table)):
         placed: dict[int, Cell] = {}
         x = 0
@@ -319,9 +325,11 @@ def grid(table: Element, content: Callable[[Element], str]) -> Grid:
                 x += 1
             cell = Cell(content(element), name(element) == "th")
             width, height = _span(element, "colspan"), _span(element, "rowspan")
-            if cells + width * height > MAX_CELLS:
-                width = height = 1
+            more = (width * height - 1) * len(cell.html)
+            if cells + width * height > MAX_CELLS or repeated + more > MAX_REPEATED_CHARACTERS:
+                width, height, more = 1, 1, 0
             cells += width * height
+            repeated += more
             for dx in range(width):
                 placed[x + dx] = cell
                 for dy in range(1, height):
@@ -331,7 +339,10 @@ def grid(table: Element, content: Callable[[Element], str]) -> Grid:
         rows.append(placed)
     empty = Cell("", False)
     columns = max((max(row, default=-1) + 1 for row in rows), default=0)
-    return [[row.get(x, empty) for x in range(columns)] for row in rows if row]
+    rows = [row for row in rows if row]
+    if columns * len(rows) - sum(map(len, rows)) > MAX_CELLS:
+        return [[row[x] for x in sorted(row)] for row in rows]
+    return [[row.get(x, empty) for x in range(columns)] for row in rows]
 
 
 def to_html(cells: Grid) -> str:
@@ -360,8 +371,8 @@ def _rows(table: Element) -> list[Element]:
 
 
 def _span(cell: Element, which: str) -> int:
-    value = str(cell.get(which) or "1").strip()
-    return min(int(value), MAX_SPAN) if value.isascii() and value.isdigit() and int(value) > 0 else 1
+    value = str(cell.get(which) or "1").strip()[:20]
+    return max(1, min(int(value), MAX_SPAN)) if value.isascii() and value.isdigit() else 1
 
 
 MAX_DEPTH = 80

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 
+from connectors.references import without_long_numbers
 from connectors.website.listings import normalised
 
 MAX_HEAD_BYTES = 512 * 1024
@@ -27,7 +28,7 @@ def head_of(body: bytes, url: str, media_type: str, headers: Mapping[str, str]) 
     head = Head(no_index=_says_no_index(headers.get("x-robots-tag", "")))
     if media_type in HTML_TYPES:
         parser = _HeadParser(url)
-        parser.feed(body[:MAX_HEAD_BYTES].decode("utf-8", "replace"))
+        parser.feed(without_long_numbers(body[:MAX_HEAD_BYTES].decode("utf-8", "replace")))
         head.no_index = head.no_index or parser.no_index
         head.canonical = parser.canonical
     return head

@@ -254,6 +254,23 @@ def test_huge_cell_spans_take_bounded_time_and_memory() -> None:
     assert markdown(table('<td colspan="-1" rowspan="zwei">x</td>')).endswith("| x |")
 
 
+def test_a_long_row_does_not_make_all_others_as_long() -> None:
+    """As a full grid these 58 kB took 2 GiB of memory and a minute of the process of all connectors."""
+    text = markdown(table("<td>x</td>" * 2_000, *["<td>y</td>"] * 2_000))
+    assert len(text) < 100_000
+    assert text.splitlines()[-1] == "| y |"
+
+
+def test_the_content_of_a_merged_cell_is_repeated_in_bounded_length() -> None:
+    """A cell of 10 kB became 20 MB of text."""
+    text = markdown(table(f'<td colspan="100" rowspan="20">{"word " * 2_000}</td>', *["<td>y</td>"] * 20))
+    assert len(text) < 100_000
+    nested = "x" * 600
+    for _ in range(5):
+        nested = table(f'<td colspan="100" rowspan="10">{nested}</td>')
+    assert len(markdown(nested)) < 3_000_000
+
+
 # Malformed
 
 
@@ -280,6 +297,20 @@ def test_declared_entities_are_not_expanded_and_read_no_files() -> None:
     text = markdown(bomb)
     assert "kept" in text
     assert "root:" not in text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        table(f'<td colspan="{"9" * 5_000}">kept</td>'),
+        f"{'<b>' * 3_000}kept &#{'9' * 5_000};{'</b>' * 3_000}",
+        f"<p>kept \ud800</p>{'<b>' * 3_000}",
+    ],
+    ids=["span", "character", "surrogate"],
+)
+def test_what_python_refuses_ends_no_conversion(source: str) -> None:
+    """An error would end the reading of all spaces, also of their restrictions."""
+    assert "kept" in markdown(source)
 
 
 @pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])

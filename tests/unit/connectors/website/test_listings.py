@@ -330,6 +330,7 @@ def test_addresses_are_brought_into_one_form(location: str | None, url: str | No
         ("<![if !IE]><meta name=robots content=noindex><![endif]>", {}, Head(no_index=True)),
         ("<link rel=canonical href=''>", {}, Head()),
         ("<link rel=canonical href='javascript:x'>", {}, Head()),
+        (f"<meta name=robots content='&#{'9' * 5_000};, noindex'>", {}, Head(no_index=True)),
     ],
 )
 def test_the_head_of_a_page_is_understood(html: str, headers: dict[str, str], head: Head) -> None:
