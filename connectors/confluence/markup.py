@@ -42,12 +42,17 @@ RAW_TEXT = re.compile(r"</?(?:script|style|textarea|title|xmp|iframe|plaintext|n
 """HTML reads everything inside these as text, so one that is never closed would hide the rest of the page."""
 SELF_CLOSED = re.compile(r"""<([A-Za-z]+:[\w.-]+)((?:"[^"]*"|'[^']*'|[^'"<>])*?)/>""")
 
+MAX_TAGS = 300_000
+"""A page of more is read without its markup: an element takes a kilobyte of memory, and twenty microseconds."""
+
 Element: TypeAlias = etree._Element
 
 
 def parse(storage: str) -> Element:
     """Parse storage format; never raises. Entities that a document declares are not expanded, and nothing is loaded."""
     text = _prepare(storage)
+    if text.count("<") > MAX_TAGS:
+        return _without_markup(text)
     spaces = " ".join(f'xmlns:{prefix}="{uri}"' for prefix, uri in NAMESPACES.items())
     strict = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True, remove_pis=True
@@ -57,9 +62,11 @@ def parse(storage: str) -> Element:
     except etree.XMLSyntaxError:
         pass
     tree = _parse_html(SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text)))
-    if text_of(tree).strip():
-        return tree
-    bare = etree.Element(ROOT)  # nested too deeply for the parser
+    return tree if text_of(tree).strip() else _without_markup(text)  # nested too deeply for the parser
+
+
+def _without_markup(text: str) -> Element:
+    bare = etree.Element(ROOT)
     bare.text = unescape(without_long_numbers(TAG.sub(" ", PARAMETER.sub(" ", text))))
     return bare
 

@@ -313,6 +313,14 @@ def test_what_python_refuses_ends_no_conversion(source: str) -> None:
     assert "kept" in markdown(source)
 
 
+def test_a_page_of_very_many_elements_is_read_without_its_markup() -> None:
+    """As a tree it would take a kilobyte for each element."""
+    hidden = '<ac:parameter ac:name="password">hunter2</ac:parameter>'
+    assert " ".join(markdown(f"<h1>first</h1>{hidden}{'<br/>' * 300_000}<b>last</b> &amp; &eacute;").split()) == (
+        "first last & é"
+    )
+
+
 @pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])
 def test_deeply_nested_markup_is_read(depth: int) -> None:
     hidden = '<ac:parameter ac:name="password">hunter2</ac:parameter>'
