@@ -44,6 +44,9 @@ SELF_CLOSED = re.compile(r"""<([A-Za-z]+:[\w.-]+)((?:"[^"]*"|'[^']*'|[^'"<>])*?)
 
 MAX_TAGS = 300_000
 """A page of more is read without its markup: an element takes a kilobyte of memory, and twenty microseconds."""
+MAX_ATTRIBUTES = 500
+"""A page with an element of more is read without its markup, if it is read as HTML: the library looks at all attributes
+before each."""
 
 Element: TypeAlias = etree._Element
 
@@ -61,7 +64,10 @@ def parse(storage: str) -> Element:
         return etree.fromstring(f"<{ROOT} {spaces}>{text}</{ROOT}>", strict)
     except etree.XMLSyntaxError:
         pass
-    tree = _parse_html(SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text)))
+    text = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
+    if _most_attributes(text) > MAX_ATTRIBUTES:
+        return _without_markup(text)
+    tree = _parse_html(text)
     return tree if text_of(tree).strip() else _without_markup(text)  # nested too deeply for the parser
 
 
@@ -69,6 +75,27 @@ def _without_markup(text: str) -> Element:
     bare = etree.Element(ROOT)
     bare.text = unescape(without_long_numbers(TAG.sub(" ", PARAMETER.sub(" ", text))))
     return bare
+
+
+class _Counting:
+    """Receives a page from the parser, and keeps nothing of it."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        """The attributes of the element that has most."""
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        self.most = max(self.most, len(attributes))
+
+    def end(self, name: str) -> None: ...
+
+    def close(self) -> int:
+        return self.most
+
+
+def _most_attributes(text: str) -> int:
+    parser = etree.HTMLParser(target=_Counting(), no_network=True, huge_tree=True)
+    return int(etree.fromstring(f"<html><body><div>{text}</div></body></html>", parser))
 
 
 def _parse_html(text: str) -> Element:

@@ -321,6 +321,12 @@ def test_a_page_of_very_many_elements_is_read_without_its_markup() -> None:
     )
 
 
+def test_an_element_of_very_many_attributes_keeps_no_thread_busy() -> None:
+    """The library looks at all attributes before each: of this page for an hour, before which this test does not
+    end."""
+    assert markdown(f"<p {' '.join(f'a{n:x}' for n in range(1_500_000))}><b>kept</b></p>") == "kept"
+
+
 @pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])
 def test_deeply_nested_markup_is_read(depth: int) -> None:
     hidden = '<ac:parameter ac:name="password">hunter2</ac:parameter>'
