@@ -217,7 +217,7 @@ async def test_malformed_and_too_large_bodies_are_refused_and_leave_no_file(offi
         ("x" * 300 + ".docx", "x" * 195 + ".docx"),
         ("e\u0301.txt", "é.txt"),
         # Putting a million marks into order takes a quarter of an hour.
-        ("a" + "\u0345\u0334" * 500_000 + ".txt", "a" + "\u0334" * 15 + "\u0345" * 15 + ".txt"),
+        ("a" + "\u0345\u0334" * 500_000 + ".txt", "a" + "\u0334" * 195 + ".txt"),
     ],
 )
 def test_file_names_are_sanitised(given: str, kept: str) -> None:

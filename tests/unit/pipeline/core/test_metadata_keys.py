@@ -117,7 +117,7 @@ def test_a_value_of_another_type_is_not_indexed(kind: KeyType, value: object) ->
 
 def test_a_value_of_very_many_marks_keeps_nobody_waiting() -> None:
     """Putting a million of them into order takes a quarter of an hour: then this test never ends."""
-    assert term("a" + "\u0345\u0334" * 500_000, "keyword") == "key=a" + "\u0334" * 15 + "\u0345" * 15
+    assert terms({"key": "a" + "\u0345\u0334" * 500_000}, {"key": "keyword"}) == []
 
 
 def test_keys_that_are_not_declared_are_not_indexed() -> None:
