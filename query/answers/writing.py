@@ -29,18 +29,15 @@ _MAIL = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]{1,200}@[a-z0-9.-]{1,255}"
 _LETTER = r"\p{Latin}\p{Cyrillic}\p{Greek}\p{Arabic}\p{Hebrew}\p{Devanagari}0-9"
 """The letters and digits of names, without the scripts that put no space between words."""
 _TOP_LEVEL = rf"(?:[a-z]{{2,63}}|xn--[a-z0-9-]{{2,59}}|\p{{Cyrillic}}{{2,63}})(?![{_LETTER}])"
-_LABELS = 16
-"""The most parts of a host before its last one; of a longer name, the beginning counts as a path. Without a limit, two
-thousand characters of ``a.a.a.`` took 13 s, during which nobody else was answered."""
 _TAIL = r"[^\s<>\"'`\[\]()|\\!]{0,4000}"
 _NAME = (
     rf"(?<![{_LETTER}_])(?:[{_LETTER}_.+%-]{{1,200}}(?:@[{_LETTER}_-]{{0,63}}(?:\.[{_LETTER}_-]{{1,63}})+)+"
-    rf"|(?=[{_LETTER}_/@+%~-]{{0,270}}\.)"
-    rf"(?:(?:~|\.{{1,2}})?/{{1,2}}|[.@-])?[{_LETTER}_/.@+%~-]{{0,200}}?(?:[{_LETTER}_-]{{1,63}}\.){{1,{_LABELS}}}"
-    rf"{_TOP_LEVEL}(?:\.[{_LETTER}_-]{{1,63}})*+)"
+    rf"|[{_LETTER}_/.@+%~-]{{1,263}}?(?<=[{_LETTER}_-])\.{_TOP_LEVEL}"
+    rf"(?:[_-][{_LETTER}_-]{{0,63}}(?=\.[{_LETTER}_-]))?(?:\.[{_LETTER}_-]{{1,63}})*+)"
     rf"(?:[:/?\#@]{_TAIL})?"
 )
-"""A host, a mail address or a path without a scheme."""
+"""A host, a mail address or a path without a scheme. Its parts are not counted: when each part of ``a.a.a.`` might
+begin a host of many parts, two thousand characters took 13 s, in which nobody else was answered."""
 _ADDRESS = rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[:/?\#]"
 _NAMED_ADDRESS = regex.compile(_ADDRESS, regex.IGNORECASE)
 """A name that a renderer may link to together with what stands around it: a passage may hold the name alone."""
