@@ -13,8 +13,8 @@ from query.limits.charging import charge
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
-PAID_RERANKINGS = frozenset({"reranked", "cancelled"})
-"""The outcomes of rerankings that cost money: a reranker works on although a search was given up."""
+PAID_RERANKINGS = frozenset({"reranked", "timeout", "cancelled"})
+"""The outcomes of rerankings that cost money: a reranker works on although a search was given up or waits no longer."""
 SHARE_BUCKETS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 

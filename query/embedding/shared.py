@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import perf_counter
+from uuid import uuid4
 
 from cachetools import TTLCache
 
@@ -25,7 +26,7 @@ VECTORS_TTL_SECONDS = 3_600.0
 
 Embedded = tuple[Embedder, Vectors]
 _Query = tuple[str, bytes]
-"""A generation's name and a digest of the query, which itself may take 32 kB."""
+"""A generation's name and a digest of the query, which itself may take 32 kB; random bytes if nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class SharedVectors:
     async def embed(self, generation: Generation, caller: Caller, text: str) -> Embedded:
         """The query's vector by the generation's model, and that model. Raises as ``QueryEmbedder.embed``."""
         if not self._is_enabled:
-            return (await self._compute(generation, text)).embedded
+            return (await self._join(generation, (generation.name, uuid4().bytes), text)).embedded
         began = self._clock()
         key = (generation.name, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest())
         by_caller = (caller.tenant, hash(caller.tags), key)
@@ -81,7 +82,7 @@ class SharedVectors:
 
     async def _join(self, generation: Generation, key: _Query, text: str) -> _Computed:
         """The result of the computation that is under way, or of a new one. A caller that leaves does not cancel it,
-        because others may wait for it."""
+        because others may wait for it, and because it is charged at its end."""
         running = self._running.get(key)
         if running is None:
             running = asyncio.create_task(self._compute(generation, text), name="embed")

@@ -110,6 +110,19 @@ async def test_a_caller_that_leaves_does_not_cancel_what_others_wait_for() -> No
     assert asking.texts == ["moss"]
 
 
+async def test_a_caller_that_leaves_is_charged_also_where_nothing_is_cached() -> None:
+    """The embedding is charged at its end: whoever disconnected early had it for nothing."""
+    asking = Asking(size=0)
+    asking.may_end.clear()
+    leaving = asyncio.create_task(asking.ask(ANN))
+    await ticks()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    asking.may_end.set()
+    await ticks()
+    assert asking.now == SECONDS
+
+
 async def test_a_failure_is_not_cached() -> None:
     asking = Asking(failures=1)
     with pytest.raises(Retryable, match="overloaded"):

@@ -89,7 +89,7 @@ def test_the_cost_of_an_answer_is_computed_from_prompt_and_answer_tokens() -> No
 
 def test_a_reranked_search_costs_money_and_a_cached_one_does_not() -> None:
     metrics = QueryMetrics()
-    for outcome in ("reranked", "cached", "timeout", "reranked", "cancelled"):
+    for outcome in ("reranked", "cached", "timeout", "skipped", "reranked", "cancelled"):
         metrics.reranked(outcome, 2.0)
-    assert value(metrics, "rerank_cost_total") == pytest.approx(0.006)
+    assert value(metrics, "rerank_cost_total") == pytest.approx(0.008)
     assert value(metrics, "rerank_total", outcome="cached") == 1
