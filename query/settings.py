@@ -47,7 +47,7 @@ class RetrievalSettings(RankingSettings):
     """The most concurrent searches that use feedback: while more run, all do without it. 0: none uses it."""
     cached_queries: int = Field(2_000, ge=0)
     """The most embedded queries, and the most results, that are cached; 0 disables both caches, and the sharing of
-    embeddings by concurrent callers."""
+    embeddings by concurrent callers. Results take 64 MiB at most: some 1,400 of ten passages of 2,500 characters."""
     standard_tokens: int = Field(30_000, ge=1)
     """How many tokens of a model's window documents may fill for callers of the standard class (counted as cl100k)."""
     extended_tokens: int = Field(150_000, ge=1)

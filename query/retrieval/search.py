@@ -50,7 +50,16 @@ from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
 from query.retrieval import cursor as cursors
 from query.retrieval.arrange import Hit, arrange, by_time, exact_first, present, refreshed
-from query.retrieval.cache import Cache, CachedResults, ChunkKey, Key, access_digest, changed_since, snapshot
+from query.retrieval.cache import (
+    Cache,
+    CachedResults,
+    Key,
+    access_digest,
+    changed_since,
+    packed,
+    snapshot,
+    unpacked,
+)
 from query.retrieval.cursor import MAX_PAGED, Cursor, search_digest
 from query.retrieval.feedback import rank_with_feedback
 from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates, weights_of
@@ -268,9 +277,10 @@ class Search:
         if cached is not None:
             tenant = scope.caller.tenant
             async with self._stores.connection(self._stores.timeouts.ledger, "search", tenant) as connection:
-                current = await verify(connection, scope.generation.name, scope.caller, cached.counted, scope.filters)
+                counted = unpacked(cached.counted)
+                current = await verify(connection, scope.generation.name, scope.caller, counted, scope.filters)
                 since = cached.snapshot, scope.generation.name, scope.caller, scope.readable
-                if len(current) < len(cached.counted) or await changed_since(connection, *since):
+                if len(current) < len(counted) or await changed_since(connection, *since):
                     self._cache.forget(key)
                     cached = None
                 else:  # a heading may have changed although the text below it is the same
@@ -287,7 +297,7 @@ class Search:
     def _cache_results(self, key: Key, results: SearchResults, passages: Mapping[UUID, Passage], before: str) -> None:
         if results.degraded:
             return
-        counted = [ChunkKey(passage.chunk_id, passage.document_id) for passage in passages.values()]
+        counted = packed(passages.values())
         self._cache.store_results(
             key,
             CachedResults(results.results, results.steps, results.relevant, results.cursor, counted, before),
