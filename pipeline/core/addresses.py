@@ -13,10 +13,11 @@ another machine. No control characters: browsers drop tabs and line ends within 
 
 
 _HIDDEN = re.compile(
-    "[\x80-\x9f\u00ad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e0fff]+"
+    "[\x80-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
-"""Characters that are not displayed, or that reverse what is: models read them, and people see another address."""
+"""Characters that are not displayed (Unicode's Default_Ignorable_Code_Point, controls, ends of lines and annotations),
+or that reverse what is: models read them, and people see another address."""
 
 
 def openable(address: str | None) -> str | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
+import regex
 
+from pipeline.core.addresses import openable
 from pipeline.core.errors import Poison
 from pipeline.core.fold import State
 from pipeline.ledger.documents import Known
@@ -157,6 +161,14 @@ def test_what_is_hidden_in_a_source_url_is_encoded() -> None:
         arrival.fields.source_url == "https://wiki.example.org/\u0645\u06cc%E2%80%8C%E2%80%AE%F3%A0%81%AF%F3%A0%81%A2"
     )
     assert not arrival.has_lost_its_address
+
+
+def test_no_character_that_is_not_displayed_is_left_in_a_source_url() -> None:
+    """Fillers, selectors and musical controls were left: people see another address than models."""
+    every = "".join(chr(n) for n in range(0x80, sys.maxunicode + 1) if not 0xD800 <= n < 0xE000)
+    for hidden in regex.findall(r"[\p{Default_Ignorable_Code_Point}\p{Cc}\u2028\u2029\ufff9-\ufffb]", every):
+        address = openable(f"https://wiki.example.org/{hidden}")
+        assert address == f"https://wiki.example.org/{quote(hidden)}", ascii(hidden)
 
 
 def test_titles_and_authors_are_accepted_without_hidden_and_direction_characters() -> None:
