@@ -38,11 +38,12 @@ _NAME = (
 )
 """A host, a mail address or a path without a scheme. Its parts are not counted: when each part of ``a.a.a.`` might
 begin a host of many parts, two thousand characters took 13 s, in which nobody else was answered."""
-_ADDRESS = rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[:/?\#]"
-_NAMED_ADDRESS = regex.compile(_ADDRESS, regex.IGNORECASE)
-"""A name that a renderer may link to together with what stands around it: a passage may hold the name alone."""
+_ADDRESS = rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[/?\#]"
+_NAMED_ADDRESS = regex.compile(rf"{_ADDRESS}|\.{_TOP_LEVEL}:(?!\d{{1,5}}(?::\d{{1,5}})?\Z)", regex.IGNORECASE)
+"""A name that a renderer may link to together with what stands around it: a passage may hold the name alone. After a
+port, which may also be a line of a file, a link ends."""
 _LINKED_NAME = regex.compile(
-    rf"{_ADDRESS}|\.(?:[a-z]{{2}}|xn--[a-z0-9-]+|biz|com|edu|gov|net|org|pro|web|xxx|aero|asia|coop|info"
+    rf"{_ADDRESS}|\.{_TOP_LEVEL}:|\.(?:[a-z]{{2}}|xn--[a-z0-9-]+|biz|com|edu|gov|net|org|pro|web|xxx|aero|asia|coop|info"
     rf"|museum|name|shop|app|dev|\p{{Cyrillic}}{{2,}})(?![{_LETTER}])",
     regex.IGNORECASE,
 )

@@ -417,6 +417,15 @@ def test_what_follows_an_address_of_a_passage_is_no_part_of_a_link_where_code_is
     assert "docs.example" not in shown(f"a`b {address}'secret")
 
 
+def test_a_line_of_a_file_that_a_passage_names_is_shown_where_code_is_uncertain() -> None:
+    """It became ``main. py:30``."""
+    passages = numbered("The error is in src/main.py:30:5 and src/main.py:41.")
+    assert sanitize("a`b src/main.py:30:5 src/main.py:41", passages)[0] == "a`b src/main.py:30:5 src/main.py:41"
+    assert (
+        sanitize("a`b src/main.py:30 src/main.py:41/secret", passages)[0] == "a`b src/main.py:30 src/main. py:41/secret"
+    )
+
+
 def test_streamed_words_are_passed_on_with_the_next_word_at_the_latest() -> None:
     writing = AnswerSanitizer(PASSAGES)
     assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
