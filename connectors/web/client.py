@@ -70,6 +70,8 @@ async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterat
                 if total > limit:
                     raise too_large(where, limit)
                 yield part
+                if len(part) == _STEP:  # a body that was packed to a thousandth takes a turn for each step
+                    await asyncio.sleep(0)
     except zlib.error as error:
         raise ServerFailed(f"{where} answered with a body that does not decode: a proxy may have damaged it") from error
     if gunzip and not gunzip.complete:
@@ -205,6 +207,7 @@ class Fetched:
     media_type: str
     """In lower case, without parameters, or ``""``."""
     body: bytes
+    """Empty if it was written to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -252,17 +255,18 @@ class Web:
         resolver: Resolver = system_resolver,
         ssl_context: ssl.SSLContext | None = None,
         on_throttled: Callable[[str, float], None] | None = None,
+        base_may_be_private: bool = True,
     ) -> None:
-        """base_url: the prefix of all paths; its address may be private. also: further hosts, see ``transport.Hosts``.
-        name: the connector's, for messages and metrics. resolver, ssl_context: for tests, and for a company's own
-        certificates. Raises Misconfigured."""
+        """base_url: the prefix of all paths; its address may be private, unless ``base_may_be_private`` is False. also:
+        further hosts, see ``transport.Hosts``. name: the connector's, for messages and metrics. resolver, ssl_context:
+        for tests, and for a company's own certificates. Raises Misconfigured."""
         self.name = name
         self._base = _parsed(base_url)
         if self._base is None or self._base.scheme not in ("http", "https") or not self._base.host:
             raise Misconfigured(f"{name}: base_url is not a URL: write https://host/path")
         if self._base.userinfo or self._base.query or self._base.fragment:
             raise Misconfigured(f"{name}: base_url may hold no user name, password or query: credentials are settings")
-        self._hosts = Hosts(self._base, also)
+        self._hosts = Hosts(self._base, also, base_may_be_private=base_may_be_private)
         self._headers = self._sendable(headers or {})
         self._auth = auth
         self._limits = limits
@@ -364,21 +368,24 @@ class Web:
         headers: Mapping[str, str] | None = None,
         ok: Collection[int] = (200,),
         permits: Callable[[str], bool] | None = None,
+        to: Path | None = None,
     ) -> Fetched:
         """Request an address with GET, and return status, headers and body. headers: in addition to the client's, and
         sent to the base address alone. permits: whether a redirect to an address may be followed; Forbidden is raised
-        otherwise, before anything is sent there."""
+        otherwise, before anything is sent there. to: the file that the body is written to, instead of into memory."""
         request = self._request(
             "GET", path_or_url, None, headers or {}, ok=ok, seconds=self._limits.download_seconds, permits=permits
         )
 
         async def whole(response: httpx.Response, where: str) -> Fetched:
+            if to is not None:
+                await self._save(response, where, to, max_bytes)
             return Fetched(
                 url=str(response.url),
                 status=response.status_code,
                 headers={name.lower(): value for name, value in response.headers.items()},
                 media_type=media_type(response),
-                body=await read(response, where, max_bytes),
+                body=await read(response, where, max_bytes) if to is None else b"",
             )
 
         return await self._run(request, whole)
@@ -406,19 +413,22 @@ class Web:
         )
 
         async def save(response: httpx.Response, where: str) -> str:
-            part = to.with_name(f".{secrets.token_hex(8)}.part")
-            try:
-                with part.open("xb") as file:
-                    async for piece in parts(response, where, max_bytes):
-                        file.write(piece)  # into the page cache, a piece at a time
-                os.replace(part, to)
-            except OSError as error:
-                raise Retryable(f"{self.name}: {to.parent}: cannot be written ({error.strerror})") from error
-            finally:
-                part.unlink(missing_ok=True)
+            await self._save(response, where, to, max_bytes)
             return media_type(response)
 
         return await self._run(request, save)
+
+    async def _save(self, response: httpx.Response, where: str, to: Path, max_bytes: int) -> None:
+        part = to.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb") as file:
+                async for piece in parts(response, where, max_bytes):
+                    file.write(piece)  # into the page cache, a piece at a time
+            os.replace(part, to)
+        except OSError as error:
+            raise Retryable(f"{self.name}: {to.parent}: cannot be written ({error.strerror})") from error
+        finally:
+            part.unlink(missing_ok=True)
 
     def _request(
         self,

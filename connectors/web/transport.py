@@ -157,33 +157,68 @@ LOCATION = "location"
 """The response extension that holds the header of this name, which is removed from the headers."""
 
 
+SMALL_BYTES, COUNTED_PARTS = 512, 100
+PARTS_PER_SECOND = 5_000.0
+"""Parts of a response that a client reads in a second where they are small, of all its connections: each of them, a
+chunk of one byte or an informational response, takes 20 to 40 µs of the event loop that all sources share."""
+FREE_HEAD_BYTES, HEAD_PIECE_BYTES = 16 * 1024, 4 * 1024
+"""The bytes before the end of a head that are read without a pause, and those of a head that are read at once."""
+INFORMATIONAL_BYTES = 18
+"""The shortest informational response."""
+
+
 class _TooMuch(httpcore.RemoteProtocolError):
     """The other end has sent more bytes than it may."""
 
 
-class _Bounded(httpcore.AsyncNetworkStream):
-    """A connection whose other end may send so many bytes in response to each request. Everything counts: informational
-    responses and the sizes of chunks are read as long as they come, which takes the whole event loop."""
+class _Turns:
+    """Law: the small parts that servers send take at most a fifth of the event loop, however many they send."""
 
-    def __init__(self, inner: httpcore.AsyncNetworkStream, most_bytes: int) -> None:
+    def __init__(self) -> None:
+        self._read_until = 0.0
+        """On time.monotonic(): when the parts so far are paid for."""
+
+    async def wait(self, parts: float) -> None:
+        now = time.monotonic()
+        self._read_until = max(self._read_until, now) + parts / PARTS_PER_SECOND
+        await asyncio.sleep(self._read_until - now)
+
+
+class _Connection(httpcore.AsyncNetworkStream):
+    """A connection whose other end may send so many bytes in response to each request. Everything counts: informational
+    responses and the sizes of chunks are read as long as they come. Heads are read at a bounded pace."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream, turns: _Turns, most_bytes: int | None) -> None:
         self._inner = inner
-        self._most_bytes = self._left_bytes = most_bytes
+        self._turns = turns
+        self._most_bytes = most_bytes
+        self._received_bytes = 0
+        self._is_head = True
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._left_bytes <= 0:
-            raise _TooMuch
-        data = await self._inner.read(min(max_bytes, READ_BYTES, self._left_bytes), timeout)
-        self._left_bytes -= len(data)
+        if self._most_bytes is not None:
+            max_bytes = min(max_bytes, self._most_bytes - self._received_bytes)
+            if max_bytes <= 0:
+                raise _TooMuch
+        data = await self._inner.read(min(max_bytes, HEAD_PIECE_BYTES) if self._is_head else max_bytes, timeout)
+        self._received_bytes += len(data)
+        if self._is_head and self._received_bytes > FREE_HEAD_BYTES:
+            await self._turns.wait(len(data) / INFORMATIONAL_BYTES)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._left_bytes = self._most_bytes
+        self._received_bytes, self._is_head = 0, True
         await self._inner.write(buffer, timeout)
+
+    def end_head(self) -> None:
+        """What is read from now on until the next request is the body of the response."""
+        self._is_head = False
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        return _Bounded(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._most_bytes)
+        inner = await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return _Connection(inner, self._turns, self._most_bytes)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -192,17 +227,14 @@ class _Bounded(httpcore.AsyncNetworkStream):
         return self._inner.get_extra_info(info)
 
 
-READ_BYTES = 16 * 1024
-"""Bytes that a bounded connection reads at once: with 640 informational responses, which take 40 ms."""
-
-
 class _Pinned(httpcore.AsyncNetworkBackend):
     """Resolves a name once, checks every address, and connects to one of the checked addresses, so that a DNS response
     that changes in between has no effect. TLS and ``Host`` still name the host, because the pool above sets them."""
 
-    def __init__(self, hosts: Hosts, resolve: Resolver, response_bytes: int | None) -> None:
+    def __init__(self, hosts: Hosts, resolve: Resolver, turns: _Turns, response_bytes: int | None) -> None:
         self._hosts = hosts
         self._resolve = resolve
+        self._turns = turns
         self._response_bytes = response_bytes
         self._inner = httpcore.AnyIOBackend()
 
@@ -232,7 +264,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
             else:
-                return stream if self._response_bytes is None else _Bounded(stream, self._response_bytes)
+                return _Connection(stream, self._turns, self._response_bytes)
         raise failure
 
     async def sleep(self, seconds: float) -> None:
@@ -261,12 +293,13 @@ class Guarded(httpx.AsyncBaseTransport):
         """response_bytes: the most that a server may send in response to a request, heads included; None: any number of
         bytes."""
         self._hosts = hosts
+        self._turns = _Turns()
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
             max_connections=connections,
             max_keepalive_connections=connections,
             keepalive_expiry=15.0,
-            network_backend=_Pinned(hosts, resolve, response_bytes),
+            network_backend=_Pinned(hosts, resolve, self._turns, response_bytes),
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -287,23 +320,33 @@ class Guarded(httpx.AsyncBaseTransport):
             raise translated(error) from error
         if response is None:
             raise Misconfigured("a header cannot be sent: check the credential for line ends and non-ASCII letters")
+        if isinstance(connection := response.extensions.get("network_stream"), _Connection):
+            connection.end_head()
         # httpx would build the next request from a Location by itself, and quote it when it cannot.
         headers = [(name, value) for name, value in response.headers if name.lower() != b"location"]
         targets = [value for name, value in response.headers if name.lower() == b"location"]
         extensions = {**response.extensions, LOCATION: targets[0].decode("latin-1")} if targets else response.extensions
-        return httpx.Response(response.status, headers=headers, stream=_Stream(response), extensions=extensions)
+        return httpx.Response(
+            response.status, headers=headers, stream=_Stream(response, self._turns), extensions=extensions
+        )
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
 
 class _Stream(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response) -> None:
+    def __init__(self, response: httpcore.Response, turns: _Turns) -> None:
         self._response = response
+        self._turns = turns
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        small_parts = 0
         try:
             async for part in self._response.aiter_stream():
+                small_parts += len(part) < SMALL_BYTES
+                if small_parts == COUNTED_PARTS:
+                    small_parts = 0
+                    await self._turns.wait(COUNTED_PARTS)
                 yield part
         except _FAILURES as error:
             raise translated(error) from error

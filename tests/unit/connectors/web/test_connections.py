@@ -1,0 +1,83 @@
+"""What a server sends in very small parts: it takes no more than a share of the event loop of all sources."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+
+import httpcore
+import pytest
+
+from connectors.web import Limits, Web
+
+ENDLESS = 40_000
+"""Parts that the server sends."""
+SHARED_BY = 2_000
+"""The most parts that are read in one turn of the event loop: they take 40 to 80 ms."""
+
+
+class Sender(httpcore.AsyncNetworkStream):
+    """A connection whose server sends one thing after another, as much as is read at once."""
+
+    def __init__(self, sent: bytes) -> None:
+        self._left = memoryview(sent)
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)
+        piece, self._left = self._left[:max_bytes], self._left[max_bytes:]
+        return bytes(piece)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return self
+
+    def get_extra_info(self, info: str) -> object:
+        return None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * ENDLESS + b"0\r\n\r\n",
+        b"HTTP/1.1 100 \r\n\r\n" * ENDLESS + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx",
+    ],
+    ids=["chunks of a byte", "informational responses"],
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_server_that_sends_very_many_small_parts_leaves_turns_to_other_sources(
+    sent: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, eight connections to one website kept all connectors from their turns for two seconds each."""
+
+    async def connect(_backend: object, *_where: object) -> httpcore.AsyncNetworkStream:
+        return Sender(sent)
+
+    async def resolver(_name: str, _port: int) -> Iterable[str]:
+        return ["127.0.0.1"]
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
+    monkeypatch.setattr("connectors.web.transport.PARTS_PER_SECOND", 1e9)  # the pauses are there, and short
+    turns = 0
+    web = Web(f"{scheme}://site.example", name="s", limits=Limits(patience_seconds=0), resolver=resolver)  # type: ignore[arg-type]
+    others = asyncio.create_task(count_turns())
+    try:
+        fetched = await web.fetch("/", max_bytes=1_000_000)
+    finally:
+        others.cancel()
+        await web.close()
+    assert set(fetched.body) == {ord("x")}
+    assert turns > ENDLESS / SHARED_BY
