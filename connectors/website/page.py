@@ -11,6 +11,8 @@ from connectors.references import without_long_numbers
 from connectors.website.listings import normalised
 
 MAX_HEAD_BYTES = 512 * 1024
+PIECE_CHARACTERS = 16 * 1024
+"""A head of more characters is parsed in several pieces, until it ends."""
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 _NO_INDEX = re.compile(r"(?:^|[,\s])(?:noindex|none)(?:$|[,\s])")
 _FOR_ONE = re.compile(r"^[a-z0-9_\-]+:")
@@ -24,11 +26,15 @@ class Head:
 
 
 def head_of(body: bytes, url: str, media_type: str, headers: Mapping[str, str]) -> Head:
-    """headers: of the response, with names in lower case. url: the page's address."""
+    """body: at least its first MAX_HEAD_BYTES. headers: of the response, with names in lower case. url: the page's
+    address."""
     head = Head(no_index=_says_no_index(headers.get("x-robots-tag", "")))
     if media_type in HTML_TYPES:
         parser = _HeadParser(url)
-        parser.feed(without_long_numbers(body[:MAX_HEAD_BYTES].decode("utf-8", "replace")))
+        text = without_long_numbers(body[:MAX_HEAD_BYTES].decode("utf-8", "replace"))
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            if not parser.is_over:
+                parser.feed(text[start : start + PIECE_CHARACTERS])
         head.no_index = head.no_index or parser.no_index
         head.canonical = parser.canonical
     return head
@@ -44,14 +50,14 @@ class _HeadParser(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._base, self._has_base = url, False
-        self._is_over = False
+        self.is_over = False
         self.no_index = False
         self.canonical: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "body":
-            self._is_over = True
-        if self._is_over:
+            self.is_over = True
+        if self.is_over:
             return
         attributes = {name: value or "" for name, value in attrs}
         if tag == "base" and attributes.get("href") and not self._has_base:  # the first one counts
@@ -62,7 +68,7 @@ class _HeadParser(HTMLParser):
             self.canonical = normalised(attributes.get("href"), self._base)
 
     def handle_endtag(self, tag: str) -> None:
-        self._is_over = self._is_over or tag == "head"
+        self.is_over = self.is_over or tag == "head"
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
         """Read ``<![x[`` as a comment, like browsers: the library ends with an AssertionError."""

@@ -335,6 +335,11 @@ def test_deeply_nested_markup_is_read(depth: int) -> None:
     assert "hunter2" not in text
 
 
+def test_a_number_of_thousands_of_digits_in_deeply_nested_markup_is_read() -> None:
+    """Python refuses it with an error, which stopped the instance."""
+    assert "kept" in markdown("<div>" * 3_000 + f"kept &#{'9' * 5_000};")
+
+
 @pytest.mark.parametrize("start", ["<p>", "<b>", "<pre>", "<td>"])
 def test_a_page_of_many_spaces_is_parsed_in_bounded_time(start: str) -> None:
     """A page of spaces took three minutes."""
