@@ -258,6 +258,15 @@ def temporary_file(folder: Path, ending: str = "") -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Remove the files that processes left in the folder which were killed while they read. Blocks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for abandoned in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if abandoned.stat().st_mtime < time.time() - ABANDONED_SECONDS:
+                abandoned.unlink()
+
+
 class Downloads:
     """Reads the text of files through a folder, in which a file exists only while it is read."""
 
@@ -272,7 +281,7 @@ class Downloads:
 
         download: writes the file to a path, with at most so many bytes.
         """
-        self._remove_abandoned()
+        remove_abandoned(self._folder)
         with temporary_file(self._folder, kind.ending) as to:
             await download(to, self._max_bytes)
             if kind.ending and not name.lower().endswith(kind.ending):
@@ -282,10 +291,3 @@ class Downloads:
             except extraction.Unreadable as error:
                 raise NoText(error.code, str(error)) from error
         return extracted.text, extracted.media_type
-
-    def _remove_abandoned(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for abandoned in self._folder.iterdir():
-            with suppress(FileNotFoundError):
-                if abandoned.stat().st_mtime < time.time() - ABANDONED_SECONDS:
-                    abandoned.unlink()

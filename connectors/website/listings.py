@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urldefrag, urljoin, urlsplit
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from lxml import etree  # type: ignore[import-untyped]
 
@@ -27,8 +27,12 @@ MAX_ELEMENT_BYTES = 2 * 1024 * 1024
 """The longest tag or text."""
 MAX_LINE_CHARACTERS = 10_000
 PIECE_BYTES = 64 * 1024
-MAX_URL_CHARACTERS = 2_000
-"""Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000."""
+LISTED_PAGE_BYTES = 2_000
+"""For each page that a site may have: an entry has up to 500 bytes, and as many for each alternative in another
+language."""
+MAX_URL_BYTES = 2_000
+"""Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000 bytes."""
+_DOTS = frozenset({".", ".."})
 _BASE = "{http://www.w3.org/XML/1998/namespace}base"
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -52,6 +56,23 @@ class BadListing(Exception):
 
 
 @dataclass(slots=True)
+class Room:
+    """The bytes that all listings of a site may have together, unpacked. Reading 50 MB takes a processor up to half a
+    minute, and they may be some kilobytes when packed."""
+
+    bytes: int
+
+    @classmethod
+    def of(cls, max_pages: int) -> Room:
+        return cls(MAX_LISTING_BYTES + LISTED_PAGE_BYTES * max_pages)
+
+    @property
+    def of_one(self) -> int:
+        """The most bytes of the next listing."""
+        return max(1, min(MAX_LISTING_BYTES, self.bytes))
+
+
+@dataclass(slots=True)
 class Listing:
     """The content of a sitemap or feed."""
 
@@ -65,11 +86,15 @@ class Listing:
         return len(self.pages) > most or len(self.sitemaps) > MAX_SITEMAPS
 
 
-def parse(body: bytes, url: str, most: int = MAX_PAGES) -> Listing:
+def parse(body: bytes, url: str, most: int = MAX_PAGES, room: Room | None = None) -> Listing:
     """Parse a sitemap, an index of sitemaps, a feed, or a list of addresses in plain text, each of them perhaps with
     gzip. url: its address, for relative ones. most: with more pages or MAX_SITEMAPS sitemaps the rest is not read.
-    Raises BadListing. Law: it takes little more memory than the body and what it returns."""
-    body = _unpacked(body).lstrip(b"\xef\xbb\xbf \t\r\n")  # XML must begin with its declaration
+    room: what it has unpacked is taken from it. Raises BadListing. Law: it takes little more memory than the body and
+    what it returns."""
+    room = room or Room(MAX_LISTING_BYTES)
+    body = _unpacked(body, room.of_one)
+    room.bytes -= len(body)
+    body = body.lstrip(b"\xef\xbb\xbf \t\r\n")  # XML must begin with its declaration
     if not body:
         raise BadListing("is empty")
     if not body.startswith((b"<", *_UTF_16)):
@@ -84,8 +109,9 @@ def parse(body: bytes, url: str, most: int = MAX_PAGES) -> Listing:
 
 def normalised(location: str | None, base: str) -> str | None:
     """Return the absolute address of a page without its fragment; None: it is no address of a page. Longer ones are not
-    looked into: the standard library keeps the last addresses that it took apart."""
-    if not location or not (location := location.strip()) or len(location) > MAX_URL_CHARACTERS:
+    looked into: the standard library keeps the last addresses that it took apart. Nor is one an address that leads to
+    another one, ``/public/../private``: rules and patterns are compared with the address as it is written."""
+    if not location or not (location := location.strip()) or len(location) > MAX_URL_BYTES:
         return None
     try:
         url, _ = urldefrag(urljoin(base, location))
@@ -95,10 +121,12 @@ def normalised(location: str | None, base: str) -> str | None:
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         return None
+    if not _DOTS.isdisjoint(unquote(parts.path).replace("\\", "/").split("/")):
+        return None
     default = {"http": 80, "https": 443}[parts.scheme]
     host = parts.hostname if port in (None, default) else f"{parts.hostname}:{port}"
     url = parts._replace(netloc=host, path=parts.path or "/").geturl()
-    return url if len(url) <= MAX_URL_CHARACTERS and url.isprintable() else None
+    return url if url.isprintable() and len(url.encode()) <= MAX_URL_BYTES else None
 
 
 def _plain(body: bytes, url: str, most: int) -> Listing:
@@ -111,15 +139,15 @@ def _plain(body: bytes, url: str, most: int) -> Listing:
     return listing
 
 
-def _unpacked(body: bytes) -> bytes:
+def _unpacked(body: bytes, most_bytes: int) -> bytes:
     if not body.startswith(_GZIP):
         return body
     gunzip, unpacked = Gunzip(), bytearray()
     try:
         for part in gunzip.feed(body):
             unpacked += part
-            if len(unpacked) > MAX_LISTING_BYTES:
-                raise BadListing(f"has more than {MAX_LISTING_BYTES:,} bytes unpacked")
+            if len(unpacked) > most_bytes:
+                raise BadListing(f"has more than {most_bytes:,} bytes unpacked")
     except zlib.error as error:
         raise BadListing("is a damaged gzip file") from error
     if not gunzip.complete:
@@ -194,7 +222,7 @@ class _Reader:
             self._entry = element
         self._open.append(element)
         self._base_characters += len(element.get(_BASE, ""))
-        if self._base_characters > MAX_URL_CHARACTERS:  # it would be put together anew for each entry
+        if self._base_characters > MAX_URL_BYTES:  # it would be put together anew for each entry
             raise BadListing("has a base address that is too long")
         self._elements += 1
         self._held += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -15,6 +16,9 @@ class WebsiteOptions(ReadersOptions):
 
     url: str
     """Address of the site, ``https://docs.example.com``. Pages elsewhere are not read."""
+    allow_private: bool = False
+    """Whether the name in an address with http may lead to this machine or a private network. With https the
+    certificate proves which site answers; with http its owner could have any server within the network read."""
     sitemaps: tuple[str, ...] = ()
     """Addresses or paths of sitemaps. Empty: those that robots.txt names, else ``/sitemap.xml``, unless there are
     feeds."""
@@ -53,5 +57,20 @@ class WebsiteOptions(ReadersOptions):
             raise ValueError("write printable ASCII")
         return name
 
+    @property
+    def may_be_private(self) -> bool:
+        """Whether the address may lead to this machine or a private network: nobody but an operator decides that."""
+        parts = urlsplit(self.url)
+        return self.allow_private or parts.scheme == "https" or _is_fixed(parts.hostname or "")
+
     def selects(self, path: str) -> bool:
         return selects(path.strip("/") or "index", self.include, self.exclude)
+
+
+def _is_fixed(host: str) -> bool:
+    """Return whether a host is an address itself, or this machine: no name server decides where it leads."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True

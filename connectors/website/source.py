@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +19,13 @@ from protego import Protego
 from connectors.base import SmallSource
 from connectors.extract import extracted_revision
 from connectors.file_documents import document_from_file
-from connectors.files import may_hold_text, temporary_file
+from connectors.files import may_hold_text, remove_abandoned, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
 from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
-from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, system_resolver
-from connectors.website.listings import MAX_LISTING_BYTES, MAX_SITEMAPS, BadListing, Listing, normalised, parse
+from connectors.web import Denied, Fetched, Forbidden, Limits, Missing, Resolver, Web, system_resolver
+from connectors.website.listings import MAX_SITEMAPS, BadListing, Listing, Room, normalised, parse
 from connectors.website.options import WebsiteOptions
-from connectors.website.page import HTML_TYPES, head_of
+from connectors.website.page import HTML_TYPES, MAX_HEAD_BYTES, Head, head_of
 from connectors.website.robots import MAX_ROBOTS_BYTES, parsed_robots
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.retry import http_date
@@ -33,10 +34,13 @@ from topics.messages import Metadata
 
 PAGE_LISTED = 100
 MAX_CRAWL_DELAY_SECONDS = 30.0
-MAX_VALIDATOR_CHARACTERS = 1_000
+MAX_VALIDATOR_CHARACTERS = 200
 """Longer etags are not kept: pages are then requested without conditions."""
+SAVE_SECONDS = 60.0
+"""Between two times that the responses to earlier requests are saved: those of 50,000 pages may take 300 MB."""
 MAX_CANONICAL_HOPS = 10
 """Longer chains of copies are not followed: their pages are documents."""
+_SLASHES = re.compile("/{2,}")
 FEED_PAGES = "feed-pages"
 """Name in the source's memory: the pages that feeds have named."""
 
@@ -77,12 +81,20 @@ class Website(SmallSource):
         headers = {"user-agent": options.user_agent}
         if options.authorization is not None:
             headers["authorization"] = options.authorization.get_secret_value()
-        self.web = Web(options.url, headers=headers, name=context.name, limits=limits, resolver=resolver)
+        self.web = Web(
+            options.url,
+            headers=headers,
+            name=context.name,
+            limits=limits,
+            resolver=resolver,
+            base_may_be_private=options.may_be_private,
+        )
         self._origin = urlsplit(normalised("/", options.url) or options.url)
         self._robots: Protego | None = None
         self._pages: dict[str, str | None] | None = None
         """By address: the sitemap's ``lastmod``. None: nothing was listed yet."""
         self._known: dict[str, KnownPage] | None = None
+        self._is_saved, self._saved_at = True, time.monotonic()
         self._failures = Failures()
         self._pace = asyncio.Lock()
         self._next_request = 0.0
@@ -97,16 +109,19 @@ class Website(SmallSource):
     # Listing
 
     async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        await asyncio.to_thread(remove_abandoned, self._reading)
         pages, unlisted = await self._read_listings()
         self._pages = pages
         failing: dict[str, str] = {}
+        missing: set[str] = set()
         if not pages:
             yield unlisted
         urls = sorted(pages)
         for start in range(0, len(urls), PAGE_LISTED):
             batch = urls[start : start + PAGE_LISTED]
-            revisions = await gather_or_cancel(*(self._listed_revision(url, failing) for url in batch))
-            self._save_known()
+            revisions = await gather_or_cancel(*(self._listed_revision(url, failing, missing) for url in batch))
+            if time.monotonic() - self._saved_at > SAVE_SECONDS:
+                await self._save_known()
             listed = [
                 Listed(
                     external_id=url,
@@ -118,11 +133,15 @@ class Website(SmallSource):
                 if revision is not None
             ]
             yield listed if start else [*unlisted, *listed]
+        await self._save_known()
+        await self._forget_feed_pages(missing)
         self.context.set_aside.replace("pages", failing)
 
     async def _read_listings(self) -> tuple[dict[str, str | None], Sequence[Unlisted]]:
         """Read robots.txt, all sitemaps and all feeds. Raises Misconfigured if none can be read."""
-        self._robots = await self._read_robots()
+        if self._known is None:
+            self._known = await asyncio.to_thread(self._load_known)
+        self._robots, room = await self._read_robots(), Room.of(self.options.max_pages)
         sitemaps = [self._absolute(location) for location in self.options.sitemaps]
         if not sitemaps and not self.options.feeds:
             named = [normalised(location, self.options.url) for location in self._robots.sitemaps]
@@ -131,7 +150,7 @@ class Website(SmallSource):
         failed: dict[str, str] = {}
         waiting, seen = list(reversed(sitemaps)), set(sitemaps)
         while waiting:
-            if (listing := await self._listing(waiting.pop(), failed)) is None:
+            if (listing := await self._listing(waiting.pop(), failed, room)) is None:
                 continue
             pages |= listing.pages
             more = [url for url in listing.sitemaps if url not in seen]
@@ -142,7 +161,7 @@ class Website(SmallSource):
                     f"the sitemaps name more than {self.options.max_pages:,} pages or {MAX_SITEMAPS:,} sitemaps: raise"
                     " max_pages, or name the sitemaps that you need"
                 )
-        pages |= await self._feed_pages(pages, failed)
+        pages |= await self._feed_pages(pages, failed, room)
         sources = len(seen) + len(self.options.feeds)
         if failed and len(failed) == sources:
             raise Misconfigured("; ".join(f"{url} {reason}" for url, reason in sorted(failed.items())[:3]))
@@ -151,14 +170,16 @@ class Website(SmallSource):
         selected = {url: pages[url] for url in urls}
         return selected, [Unlisted(part=f"listing {url}", reason=reason) for url, reason in sorted(failed.items())]
 
-    async def _feed_pages(self, of_sitemaps: Mapping[str, str | None], failed: dict[str, str]) -> dict[str, str | None]:
+    async def _feed_pages(
+        self, of_sitemaps: Mapping[str, str | None], failed: dict[str, str], room: Room
+    ) -> dict[str, str | None]:
         """Return the pages of feeds, including those that have left them: only a request shows whether they exist."""
         if not self.options.feeds:
             return {}
         remembered = await self.context.memory.get(FEED_PAGES) or []
         pages: dict[str, str | None] = dict.fromkeys(remembered)
         for location in self.options.feeds:
-            if (listing := await self._listing(self._absolute(location), failed)) is not None:
+            if (listing := await self._listing(self._absolute(location), failed, room)) is not None:
                 pages |= listing.pages
         pages = {url: moment for url, moment in pages.items() if url not in of_sitemaps}
         if len(pages) + len(of_sitemaps) > self.options.max_pages:
@@ -167,10 +188,10 @@ class Website(SmallSource):
             await self.context.memory.put(FEED_PAGES, sorted(pages))
         return pages
 
-    async def _listing(self, url: str, failed: dict[str, str]) -> Listing | None:
+    async def _listing(self, url: str, failed: dict[str, str], room: Room) -> Listing | None:
         try:
-            fetched = await self._request(url, max_bytes=MAX_LISTING_BYTES)
-            return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages)
+            fetched = await self._request(url, max_bytes=room.of_one)
+            return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages, room)
         except BadListing as error:
             failed[url] = f"{error}: name the address of a sitemap or a feed"
         except PenstockError as error:
@@ -184,6 +205,10 @@ class Website(SmallSource):
         is not read (RFC 9309, 2.3.1)."""
         try:
             fetched = await self._request(self._absolute("/robots.txt"), max_bytes=MAX_ROBOTS_BYTES)
+        except Forbidden as error:
+            if self.options.may_be_private:
+                raise
+            raise Misconfigured(f"{error}; write https, or allow_private = true for a site of your own") from error
         except (Missing, Denied) as error:
             if error.status == 401:
                 raise
@@ -192,9 +217,10 @@ class Website(SmallSource):
             raise Misconfigured("robots.txt has too many rules: its site is not read until it has fewer")
         return robots
 
-    async def _listed_revision(self, url: str, failing: dict[str, str]) -> str | None:
+    async def _listed_revision(self, url: str, failing: dict[str, str], missing: set[str]) -> str | None:
         """Return the revision of a page, or None if it is no document. Where the sitemap does not say whether it has
-        changed, the page is requested. A page that fails keeps its revision."""
+        changed, the page is requested. A page that fails keeps its revision; one that does not exist is added to
+        ``missing``."""
         assert self._pages is not None
         known, lastmod = self._known_pages().get(url), self._pages[url]
         if lastmod is not None and self.options.trust_lastmod:
@@ -203,8 +229,8 @@ class Website(SmallSource):
         try:
             known = await self._check(url)
         except Missing:
-            self._known_pages()[url] = KnownPage(is_missing=True)
-            await self._forget_feed_page(url)
+            self._know(url, KnownPage(is_missing=True))
+            missing.add(url)
             return None
         except PenstockError as error:
             if not may_be_set_aside(error):
@@ -236,28 +262,41 @@ class Website(SmallSource):
             conditions["if-none-match"] = known.etag
         elif known is not None and known.last_modified:
             conditions["if-modified-since"] = known.last_modified
-        fetched = await self._request_page(url, conditions)
-        if fetched.status == 304 and known is not None:
-            return known
-        return await self._record(url, fetched)
+        with temporary_file(self._reading) as file:
+            fetched = await self._request_page(url, file, conditions)
+            if fetched.status == 304 and known is not None:
+                return known
+            return await self._record(url, fetched, file)
 
-    async def _record(self, url: str, fetched: Fetched) -> KnownPage:
-        head = await asyncio.to_thread(head_of, fetched.body, fetched.url, fetched.media_type, fetched.headers)
+    async def _record(self, url: str, fetched: Fetched, file: Path) -> KnownPage:
+        """Record the response to a request, whose body is in the file."""
+
+        def examined() -> tuple[str, Head]:
+            with file.open("rb") as body:
+                digest = hashlib.file_digest(body, "sha256").hexdigest()
+                body.seek(0)
+                return digest, head_of(body.read(MAX_HEAD_BYTES), fetched.url, fetched.media_type, fetched.headers)
+
+        digest, head = await asyncio.to_thread(examined)
         canonical = head.canonical or normalised(fetched.url, url)
-        self._known_pages()[url] = known = KnownPage(
-            digest=hashlib.sha256(fetched.body).hexdigest(),
+        known = KnownPage(
+            digest=digest,
             etag=_validator(fetched.headers.get("etag")),
             last_modified=_validator(fetched.headers.get("last-modified")),
             no_index=head.no_index,
             canonical=None if canonical == url else canonical,
             lastmod=(self._pages or {}).get(url),
         )
+        self._know(url, known)
         return known
 
-    async def _forget_feed_page(self, url: str) -> None:
+    async def _forget_feed_pages(self, missing: Collection[str]) -> None:
+        """Forget the pages of feeds that do not exist."""
+        if not missing or not self.options.feeds:
+            return
         remembered = await self.context.memory.get(FEED_PAGES) or []
-        if url in remembered:
-            await self.context.memory.put(FEED_PAGES, [page for page in remembered if page != url])
+        if not set(remembered).isdisjoint(missing):
+            await self.context.memory.put(FEED_PAGES, [page for page in remembered if page not in missing])
 
     # Reading
 
@@ -267,58 +306,58 @@ class Website(SmallSource):
         if external_id not in self._pages:
             return Gone(external_id)
         lastmod = self._pages[external_id] if self.options.trust_lastmod else None
-        try:
-            fetched = await self._request_page(external_id, {})
-        except Missing:
-            self._known_pages()[external_id] = KnownPage(is_missing=True)
-            raise
-        except PenstockError as error:
-            if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
+        with temporary_file(self._reading) as file:
+            try:
+                fetched = await self._request_page(external_id, file, {})
+            except Missing:
+                self._know(external_id, KnownPage(is_missing=True))
                 raise
-            return Unreadable(
-                external_id=external_id,
-                code="unavailable",
-                message=str(error),
-                acl_tags=self.options.acl_tags,
-                required_tags=self.options.required_tags,
-                revision=None if lastmod is None else extracted_revision(lastmod),
-            )
-        self._failures.succeed(external_id)
-        known = await self._record(external_id, fetched)
-        if self._is_excluded(external_id):
-            return Gone(external_id)
-        return await self._document(external_id, fetched, extracted_revision(lastmod or known.digest))
+            except PenstockError as error:
+                if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
+                    raise
+                return Unreadable(
+                    external_id=external_id,
+                    code="unavailable",
+                    message=str(error),
+                    acl_tags=self.options.acl_tags,
+                    required_tags=self.options.required_tags,
+                    revision=None if lastmod is None else extracted_revision(lastmod),
+                )
+            self._failures.succeed(external_id)
+            known = await self._record(external_id, fetched, file)
+            if self._is_excluded(external_id):
+                return Gone(external_id)
+            return await self._document(external_id, fetched, file, extracted_revision(lastmod or known.digest))
 
-    async def _document(self, url: str, fetched: Fetched, revision: str) -> Entry:
+    async def _document(self, url: str, fetched: Fetched, file: Path, revision: str) -> Entry:
         name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2]) or self._origin.hostname or url
         if fetched.media_type in HTML_TYPES and not name.lower().endswith((".html", ".htm")):
             name += ".html"
-        with temporary_file(self.context.folder) as file:
-            await asyncio.to_thread(file.write_bytes, fetched.body)
-            return await document_from_file(
-                file,
-                name,
-                external_id=url,
-                acl_tags=self.options.acl_tags,
-                required_tags=self.options.required_tags,
-                revision=revision,
-                media_type=fetched.media_type or None,
-                source_url=url,
-                source_modified_at=http_date(fetched.headers.get("last-modified", "")),
-                metadata=page_metadata(url),
-            )
+        return await document_from_file(
+            file,
+            name,
+            external_id=url,
+            acl_tags=self.options.acl_tags,
+            required_tags=self.options.required_tags,
+            revision=revision,
+            media_type=fetched.media_type or None,
+            source_url=url,
+            source_modified_at=http_date(fetched.headers.get("last-modified", "")),
+            metadata=page_metadata(url),
+        )
 
     # Requests
 
-    async def _request_page(self, url: str, conditions: Mapping[str, str]) -> Fetched:
-        """Request a page. Raises Forbidden where it redirects to an address that is not read, such as one that
-        robots.txt disallows: it would show the text of that address to the readers of this one."""
+    async def _request_page(self, url: str, to: Path, conditions: Mapping[str, str]) -> Fetched:
+        """Request a page, and write it to a file. Raises Forbidden where it redirects to an address that is not read,
+        such as one that robots.txt disallows: it would show the text of that address to the readers of this one."""
         return await self._request(
             url,
             max_bytes=self.options.max_file_bytes,
             headers=conditions,
             ok=(200, 304) if conditions else (200,),
             permits=self._selects_redirect,
+            to=to,
         )
 
     def _selects_redirect(self, target: str) -> bool:
@@ -332,13 +371,14 @@ class Website(SmallSource):
         headers: Mapping[str, str] | None = None,
         ok: Sequence[int] = (200,),
         permits: Callable[[str], bool] | None = None,
+        to: Path | None = None,
     ) -> Fetched:
         async with self._pace:
             now = time.monotonic()
             wait, self._next_request = self._next_request - now, max(now, self._next_request) + self._seconds_between
             if wait > 0:
                 await asyncio.sleep(wait)
-        return await self.web.fetch(url, max_bytes=max_bytes, headers=headers, ok=ok, permits=permits)
+        return await self.web.fetch(url, max_bytes=max_bytes, headers=headers, ok=ok, permits=permits, to=to)
 
     @property
     def _seconds_between(self) -> float:
@@ -352,35 +392,66 @@ class Website(SmallSource):
 
     def _selects(self, url: str) -> bool:
         parts = urlsplit(url)
+        path = _SLASHES.sub("/", parts.path)  # most servers read several as one
+        spellings = [url] if path == parts.path else [url, parts._replace(path=path).geturl()]
         assert self._robots is not None
         return (
             (parts.scheme, parts.netloc) == (self._origin.scheme, self._origin.netloc)
             and may_hold_text(parts.path, 1)
-            and self.options.selects(unquote(parts.path))
-            and self._robots.can_fetch(url, self.options.user_agent)
+            and self.options.selects(_SLASHES.sub("/", unquote(path)))
+            and all(self._robots.can_fetch(spelling, self.options.user_agent) for spelling in spellings)
         )
 
-    # What was read before
+    # Files
+
+    @property
+    def _reading(self) -> Path:
+        """The folder of files that exist only while they are read."""
+        return self.context.folder / "reading"
 
     @property
     def _file(self) -> Path:
         return self.context.folder / "pages.json"
 
     def _known_pages(self) -> dict[str, KnownPage]:
-        """The responses to earlier requests. They are in a file that may be lost: pages are then requested again."""
+        """The responses to earlier requests."""
         if self._known is None:
-            try:
-                raw = json.loads(self._file.read_text())
-                self._known = {url: KnownPage(**fields) for url, fields in raw.items()}
-            except (OSError, ValueError, TypeError, AttributeError):
-                self._known = {}
+            self._known = self._load_known()
         return self._known
 
-    def _save_known(self) -> None:
+    def _know(self, url: str, page: KnownPage) -> None:
+        self._known_pages()[url] = page
+        self._is_saved = False
+
+    def _load_known(self) -> dict[str, KnownPage]:
+        """The file may be lost: pages are then requested again. Blocks."""
+        known: dict[str, KnownPage] = {}
+        try:
+            with self._file.open(encoding="utf-8") as file:
+                for url, fields in map(json.loads, file):
+                    known[url] = KnownPage(**fields)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+        return known
+
+    async def _save_known(self) -> None:
+        if not self._is_saved:
+            self._is_saved = True
+            pages = [(url, known) for url, known in self._known_pages().items() if url in (self._pages or {})]
+            try:
+                await asyncio.to_thread(self._write_known, pages)
+            except BaseException:
+                self._is_saved = False
+                raise
+        self._saved_at = time.monotonic()
+
+    def _write_known(self, pages: Sequence[tuple[str, KnownPage]]) -> None:
+        """Write a line of JSON for each page. Blocks."""
         self.context.folder.mkdir(parents=True, exist_ok=True)
-        pages = {url: asdict(known) for url, known in self._known_pages().items() if url in (self._pages or {})}
         part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(pages))
+        with part.open("w", encoding="utf-8") as file:
+            for url, known in pages:
+                file.write(json.dumps([url, asdict(known)], ensure_ascii=False) + "\n")
         part.replace(self._file)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator, Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ async def test_pages_and_files_of_the_sitemap_are_documents(desk: Desk) -> None:
     assert await source.check() == []
     assert [problem.code for problem in await desk.source().check()] == ["nobody"]
     assert page
-    assert [file.name for file in desk.folder.iterdir()] == ["pages.json"]
+    left = [file.name for file in desk.folder.rglob("*") if file.is_file()]
+    assert left == ["pages.json"]
 
 
 async def test_a_page_with_an_unchanged_lastmod_is_not_requested_again(desk: Desk) -> None:
@@ -169,6 +171,103 @@ async def test_an_etag_of_very_many_characters_is_not_stored(desk: Desk, monkeyp
     await listing(source)
     await listing(source)
     assert desk.requested() == [("/a", 200), ("/a", 200)]
+
+
+async def test_a_page_with_a_number_of_thousands_of_digits_stops_no_other(desk: Desk) -> None:
+    number = f"&#{'9' * 5_000};"
+    a, b = desk.page("/a", number, head=f"<meta name=description content='{number}'>"), desk.page("/b")
+    source = desk.source()
+    assert list(await listing(source)) == [a, b]
+    assert isinstance(await one(source, a), Document)
+
+
+async def test_no_address_leads_around_patterns_and_rules(desk: Desk) -> None:
+    a = desk.page("/public/a")
+    for path in ("/public/../secret/b", "/public//..//secret/b", "//secret/b", "/public//drafts/c"):
+        desk.page(path, "A secret.")
+    desk.site.robots = "User-agent: *\nDisallow: /secret/\n"
+    assert list(await listing(desk.source(exclude=["public/drafts/**"]))) == [a]
+    assert [path for path, _ in desk.requested()] == ["/public/a"]
+
+
+async def test_a_large_page_is_not_held_in_memory(desk: Desk) -> None:
+    """Eight pages of 50 MB at a time, of 50 kB each when they are packed, took 800 MB."""
+    a = desk.page("/a")
+    desk.site.pages["/a"] = gzip.compress(bytes(20_000_000))
+    desk.site.headers["/a"] = {"content-encoding": "gzip"}
+    source = desk.source()
+    tracemalloc.start()
+    try:
+        assert list(await listing(source)) == [a]
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+async def test_what_is_known_of_pages_is_not_written_again_for_each_hundred_of_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The responses to 50,000 requests were written 500 times at each sweep, while nothing else had its turn."""
+    monkeypatch.setattr("connectors.website.source.PAGE_LISTED", 1)
+    for number in range(5):
+        desk.page(f"/{number}", lastmod="2026-01-01")
+    source = desk.source()
+    written: list[int] = []
+    monkeypatch.setattr(source, "_write_known", lambda pages: written.append(len(pages)))
+    await listing(source)
+    for number in range(5):
+        await one(source, f"{desk.site.base}/{number}")
+    await listing(source)
+    await listing(source)
+    assert written == [5]
+
+
+async def test_pages_of_a_feed_that_are_gone_are_forgotten_at_once(desk: Desk) -> None:
+    """Each of 50,000 pages that answered 404 had the addresses of all others read and written."""
+    items = "".join(f"<item><link>{desk.site.base}/{number}</link></item>" for number in range(5))
+    desk.site.pages["/feed.xml"] = f"<rss><channel>{items}</channel></rss>".encode()
+    desk.site.unlisted.add("/feed.xml")
+    source = desk.source(feeds=["/feed.xml"])
+    puts: list[str] = []
+    put = desk.memory.put
+
+    async def counted(name: str, value: Any) -> None:
+        puts.append(name)
+        await put(name, value)
+
+    desk.memory.put = counted  # type: ignore[method-assign]
+    assert await listing(source) == {}
+    assert puts == ["feed-pages", "feed-pages"]
+    assert desk.memory.kept["feed-pages"] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "is_read"),
+    [
+        ("http://docs.example.com:{port}", {}, False),
+        ("http://docs.example.com:{port}", {"allow_private": True}, True),
+        ("http://127.0.0.1:{port}", {}, True),
+    ],
+)
+async def test_a_name_of_a_site_leads_to_no_server_within_the_network(
+    desk: Desk, url: str, more: dict[str, Any], is_read: bool
+) -> None:
+    """Whoever has the name can let it lead to any address; with https, a certificate says who answers."""
+
+    async def resolver(_name: str, _port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    desk.site.base = url.format(port=desk.site.base.rpartition(":")[2])
+    page = desk.page("/a")
+    source = desk.source(**more)
+    rebound = Website(source.options, source.context, limits=IMPATIENT, resolver=resolver)
+    desk.opened.append(rebound)
+    if is_read:
+        assert list(await listing(rebound)) == [page]
+    else:
+        with pytest.raises(Misconfigured, match="not public.*allow_private"):
+            await listing(rebound)
+        assert desk.site.requests == []
 
 
 @pytest.mark.parametrize("lastmod", [None, "2026-01-01"])

@@ -14,6 +14,7 @@ from connectors.website.listings import (
     MAX_ENTRY_ELEMENTS,
     MAX_LISTING_BYTES,
     BadListing,
+    Room,
     normalised,
     parse,
 )
@@ -288,6 +289,18 @@ def test_very_long_addresses_of_a_listing_do_not_stay_in_memory() -> None:
         tracemalloc.stop()
 
 
+def test_all_listings_of_a_site_have_a_bounded_number_of_bytes_together() -> None:
+    """A thousand sitemaps of 50 kB, packed, took a processor nine hours at each sweep."""
+    room = Room(1_000)
+    page = b"<urlset><url><loc>https://docs.example.com/a</loc></url></urlset>"
+    assert len(parse(page + b"\n" * 800, BASE, room=room).pages) == 1
+    assert room.of_one < 1_000
+    with pytest.raises(BadListing, match="unpacked"):
+        parse(gzip.compress(page + b"\n" * 800), BASE, room=room)
+    assert Room.of(0).of_one == Room.of(50_000).of_one == MAX_LISTING_BYTES
+    assert Room(0).of_one > 0
+
+
 def test_entities_are_not_expanded_and_no_file_is_read() -> None:
     bomb = "<!DOCTYPE u [<!ENTITY a 'https://docs.example.com/'><!ENTITY b SYSTEM 'file:///etc/passwd'>]>"
     listing = parse(f"{bomb}<urlset><url><loc>&a;</loc></url><url><loc>&b;</loc></url></urlset>".encode(), BASE)
@@ -303,6 +316,14 @@ def test_entities_are_not_expanded_and_no_file_is_read() -> None:
         ("https://[::1", None),
         ("https://docs.example.com:port/", None),
         ("https://docs.example.com/" + "x" * 2_000, None),
+        ("https://docs.example.com/" + "\U0001f9a6" * 500, None),
+        ("https://docs.example.com/public/../private", None),
+        ("https://docs.example.com/public/%2e%2E/private", None),
+        ("https://docs.example.com/public/..%2fprivate", None),
+        ("https://docs.example.com/public\\..\\private", None),
+        ("https://docs.example.com/./private", None),
+        ("../a", "https://docs.example.com/a"),
+        ("/v1..2/a...html", "https://docs.example.com/v1..2/a...html"),
         ("https://docs.example.com/\u202e", None),
         ("  ", None),
         (None, None),
@@ -328,6 +349,9 @@ def test_addresses_are_brought_into_one_form(location: str | None, url: str | No
         (f"<base href='/{'v' * 2_000}/'><link rel=canonical href=/b>", {}, Head(canonical=f"{BASE[:25]}b")),
         ("<![a[ <![ b]]><meta name=robots content=noindex>", {}, Head(no_index=True)),
         ("<![if !IE]><meta name=robots content=noindex><![endif]>", {}, Head(no_index=True)),
+        (f"<title>&#{'9' * 5_000};</title><meta name=robots content=noindex>", {}, Head(no_index=True)),
+        (f"<base href='&#{'9' * 5_000}'><link rel=canonical href=/b>", {}, Head(canonical=f"{BASE[:25]}b")),
+        (f"<!--{'x' * 60_000}--><meta name=robots content=noindex>", {}, Head(no_index=True)),
         ("<link rel=canonical href=''>", {}, Head()),
         ("<link rel=canonical href='javascript:x'>", {}, Head()),
         (f"<meta name=robots content='&#{'9' * 5_000};, noindex'>", {}, Head(no_index=True)),
