@@ -265,7 +265,7 @@ async def test_a_name_of_a_site_leads_to_no_server_within_the_network(
     if is_read:
         assert list(await listing(rebound)) == [page]
     else:
-        with pytest.raises(Misconfigured, match="not public.*allow_private"):
+        with pytest.raises(Misconfigured, match=r"not public.*allow_private"):
             await listing(rebound)
         assert desk.site.requests == []
 
