@@ -1,0 +1,46 @@
+"""A store that changes while it is read, or whose server does not keep to its protocol."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from connectors.objects.store import NotReadable, Store
+from pipeline.core.errors import Retryable
+
+
+def test_a_file_that_becomes_a_pipe_before_it_is_read_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt took one of the source's four threads for ever."""
+    os.mkfifo(tmp_path / ".penstock.toml")
+    monkeypatch.setattr(LocalFileSystem, "isfile", lambda _fs, _path: True)
+    with pytest.raises(NotReadable, match="no file"):
+        Store(f"file://{tmp_path}", {}).read(".penstock.toml", 100)
+    monkeypatch.undo()
+    (tmp_path / "rules").write_bytes(b"0123456789")
+    (tmp_path / "link").symlink_to(tmp_path / "rules")
+    assert Store(f"file://{tmp_path}", {}).read("link", 4) == b"0123"
+    assert Store(f"file://{tmp_path}", {}).read("none", 4) is None
+
+
+def test_a_server_that_returns_the_same_page_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = 0
+
+    class Repeating:
+        def split_path(self, path: str) -> tuple[str, str, None]:
+            return path, "", None
+
+        def call_s3(self, _name: str, **_where: Any) -> dict[str, Any]:
+            nonlocal answers
+            answers += 1
+            assert answers < 5
+            return {"IsTruncated": True, "NextContinuationToken": "again"}
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _url, **_: (Repeating(), "bucket"))
+    with pytest.raises(Retryable, match="again and again"):
+        list(Store("s3://bucket", {}).pages(""))
