@@ -16,8 +16,11 @@ from uuid import UUID
 from connectors.row_options import RowOptions, columns_of, is_a_column
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
-from topics.messages import Scalar
+from topics.messages import MAX_CONTENT_BYTES, MAX_TAGS, Scalar
 
+PAGE_BYTES = 16 * 1024 * 1024
+"""A page of rows ends early when it has so many bytes: a row may have a hundred megabytes, and a page a thousand of
+them."""
 Row = Mapping[str, Any]
 """Values by column."""
 Key = tuple[Any, ...]
@@ -35,6 +38,9 @@ class NoValue:
 
     reason: str
     """The end of a sentence about the column."""
+
+
+TOO_LARGE = NoValue("holds more than 4 MiB: shorten it")
 
 
 class Template:
@@ -218,6 +224,8 @@ def tags_of(column: str, value: object) -> list[str]:
         else:
             value = [tag for tag in map(str.strip, value.split(",")) if tag]
     values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    if len(values) > MAX_TAGS:
+        raise BadValue(f"the column {column} holds more than {MAX_TAGS:,} tags")
     if not all(isinstance(tag, str | int | UUID) and not isinstance(tag, bool) and tag != "" for tag in values):
         raise BadValue(f"the column {column} holds something that is no list of tags")
     return [str(tag) for tag in values]
@@ -242,6 +250,40 @@ def text_of(column: str, value: object) -> str:
             return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
         case _:
             raise BadValue(f"the column {column} holds {type(value).__name__}, not text: convert it in the query")
+
+
+def size_of(row: Row) -> int:
+    """Return about how many bytes the values of a row take."""
+    total, waiting = 0, list(row.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str | bytes | memoryview):
+            total += len(value)
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        total += 16
+    return total
+
+
+def bounded(row: Row, key: Collection[str]) -> dict[str, Any]:
+    """Return the row without values that no document can hold, but with those that identify it."""
+    return {
+        name: TOO_LARGE
+        if isinstance(value, str | bytes | memoryview) and len(value) > MAX_CONTENT_BYTES and name not in key
+        else value
+        for name, value in row.items()
+    }
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text has half of a character (a lone surrogate), which JSON can express and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def is_true(value: object) -> bool:

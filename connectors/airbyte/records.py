@@ -19,7 +19,7 @@ from urllib.parse import quote
 from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
 from connectors.row_file import open_rows
-from connectors.rows import Row, Template, external_id, is_true
+from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true
 from pipeline.core.errors import Misconfigured
 
 SCHEMA = """
@@ -205,6 +205,8 @@ class RecordsFile:
         missing = [column for column in stream.key if row[column] is None]
         if missing:
             raise _Refused(f"a record has no {missing[0]}, which is part of its id")
+        if any(isinstance(row[column], str) and has_surrogates(row[column]) for column in stream.key):
+            raise _Refused("a record has an id with half of a character")
         try:
             id_ = prefix_of(stream.label) + external_id(tuple(row[column] for column in stream.key))
         except Misconfigured as error:
@@ -252,7 +254,7 @@ class RecordsFile:
         """Return the first records of these streams after an id: id, stream and row."""
         marks = ", ".join("?" * len(streams))
         where = f"id > ? AND stream IN ({marks}) ORDER BY id LIMIT ?"
-        return self._select(where, [after, *streams, limit])
+        return self._select(where, [after, *streams, limit], most_bytes=PAGE_BYTES)
 
     def rows(self, ids: Sequence[str]) -> list[tuple[str, str, Row]]:
         marks = ", ".join("?" * len(ids))
@@ -295,11 +297,21 @@ class RecordsFile:
     def _refuse(self, file: sqlite3.Connection, label: str, reason: str) -> None:
         file.execute("INSERT OR IGNORE INTO refused VALUES (?, ?)", [label, reason])
 
-    def _select(self, where: str, values: Sequence[Any]) -> list[tuple[str, str, Row]]:
+    def _select(
+        self, where: str, values: Sequence[Any], *, most_bytes: int | None = None
+    ) -> list[tuple[str, str, Row]]:
+        """most_bytes: the records after those that take so many are left out."""
+        keys = {stream.label: stream.key for stream in self._streams.values()}
+        selected: list[tuple[str, str, Row]] = []
+        size = 0
         with self._using:
             statement = f"SELECT id, stream, row FROM records WHERE row IS NOT NULL AND {where}"  # noqa: S608 — callers hand constants
-            rows = self._database().execute(statement, values).fetchall()
-        return [(id_, label, json.loads(row)) for id_, label, row in rows]
+            for id_, label, row in self._database().execute(statement, values):
+                selected.append((id_, label, bounded(json.loads(row), keys.get(label, ()))))
+                size += len(row)
+                if most_bytes is not None and size > most_bytes:
+                    break
+        return selected
 
     def _number(self, file: sqlite3.Connection, name: str) -> int:
         stored = file.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchone()

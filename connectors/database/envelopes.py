@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from connectors.rows import has_surrogates
 from pipeline.core.errors import Misconfigured
 
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -109,15 +110,6 @@ def merged(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str
         name: before.get(name, value) if before is not None and is_unavailable(value) else value
         for name, value in row.items()
     }
-
-
-def has_surrogates(text: str) -> bool:
-    """Whether a text has half of a character (a lone surrogate), which JSON can express and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def is_unavailable(value: object) -> bool:

@@ -55,12 +55,15 @@ class SqlReading:
 
     async def pages(self, columns: Sequence[str], after: str | None, limit: int) -> AsyncIterator[Sequence[Row]]:
         key = None if after is None else await self._key(after)
-        while rows := await self._blocking(self._table.page, columns, key, limit + 1):
-            key = self._key_of_row(rows[:limit][-1])
-            last = external_id(key)
-            yield [*rows[:limit], *(row for row in rows[limit:] if external_id(self._key_of_row(row)) == last)]
-            if len(rows) <= limit:
+        has_more = True
+        while has_more:
+            rows, has_more = await self._blocking(self._table.page, columns, key, limit)
+            page, following = (rows[:-1], rows[-1:]) if has_more else (rows, [])
+            if not page:
                 return
+            key = self._key_of_row(page[-1])
+            last = external_id(key)
+            yield [*page, *(row for row in following if external_id(self._key_of_row(row)) == last)]
 
     async def rows(self, columns: Sequence[str], ids: Sequence[str]) -> Sequence[Row]:
         keys = [key for id_ in ids if (key := await self._key(id_)) is not None]
@@ -95,7 +98,7 @@ class SqlReading:
     async def _key(self, id_: str) -> Key | None:
         """Return the key of an external id, or None if no such row can exist."""
         if self._key_types is None:
-            rows = await self._blocking(self._table.page, self._options.id, None, 1)
+            rows, _ = await self._blocking(self._table.page, self._options.id, None, 1)
             if not rows:
                 return None
             key = self._key_of_row(rows[0])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from connectors.database.options import DatabaseOptions
-from connectors.rows import Key, NoValue, Row
+from connectors.rows import PAGE_BYTES, Key, NoValue, Row, bounded, size_of
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.retry import classify_sqlstate
 from pipeline.stores.postgres import refused
@@ -52,14 +53,17 @@ class Table:
     def close(self) -> None:
         self._engine.dispose()
 
-    def page(self, columns: Sequence[str], after: Key | None, limit: int) -> list[Row]:
-        """Return the first rows whose key is greater, by key. Rows without a key are left out."""
+    def page(self, columns: Sequence[str], after: Key | None, limit: int) -> tuple[list[Row], bool]:
+        """Return the first rows whose key is greater, by key, and whether the last of them was read only to compare
+        its key: there may be more of them. Rows without a key are left out. The page ends early, and has at least two
+        rows, where they are large."""
         source = self._source(columns)
         keys = [source.c[name] for name in self._options.id]
-        statement = sa.select(source).where(*(key.is_not(None) for key in keys)).order_by(*keys).limit(limit)
+        statement = sa.select(source).where(*(key.is_not(None) for key in keys)).order_by(*keys).limit(limit + 1)
         if after is not None:
             statement = statement.where(_greater(keys, after))
-        return self._rows(statement)
+        rows, is_cut = self._read(statement, PAGE_BYTES)
+        return rows, is_cut or len(rows) > limit
 
     def with_keys(self, columns: Sequence[str], keys: Sequence[Key]) -> list[Row]:
         """Return the rows with these keys, in any order."""
@@ -114,8 +118,28 @@ class Table:
         return sa.table(table, *map(sa.column, names), schema=schema or None)
 
     def _rows(self, statement: sa.Select[Any]) -> list[Row]:
-        with self._connection() as connection:
-            return [dict(row) for row in connection.execute(statement).mappings()]
+        return self._read(statement)[0]
+
+    def _read(self, statement: sa.Select[Any], most_bytes: float = math.inf) -> tuple[list[Row], bool]:
+        """Return rows, and whether some are left out: those after the first one that follows so many bytes."""
+        rows: list[Row] = []
+        size = 0
+        with self._connection() as connection, closing(self._one_by_one(connection, statement)) as every:
+            for row in every:
+                rows.append(bounded(row, self._options.id))
+                if size > most_bytes:
+                    return rows, True
+                size += size_of(rows[-1])
+        return rows, False
+
+    def _one_by_one(self, connection: Connection, statement: sa.Select[Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield rows as they arrive. Drivers would otherwise hold all of them before they return the first."""
+        if self._engine.dialect.driver == "psycopg":
+            yield from _streamed(connection, statement)
+        else:
+            reading = connection.execution_options(stream_results=True, max_row_buffer=1)
+            with reading.execute(statement) as result:
+                yield from map(dict, result.mappings())
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -160,6 +184,25 @@ def _engine(dsn: str, connections: int) -> Engine:
         raise Misconfigured(f"dsn: the driver {error.name} is not installed: pip install it") from error
     except (ArgumentError, ValueError, TypeError) as error:
         raise Misconfigured("dsn: write an address such as postgresql://user:password@host/database") from error
+
+
+def _streamed(connection: Connection, statement: sa.Select[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield rows by psycopg itself: SQLAlchemy reads them with a cursor of the server, one request for each few."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    compiled = statement.compile(dialect=connection.dialect)
+    driver: Any = connection.connection.driver_connection
+    try:
+        with (
+            driver.cursor(row_factory=dict_row) as cursor,
+            closing(cursor.stream(str(compiled), compiled.params)) as rows,
+        ):
+            yield from rows
+    except psycopg.Error as error:
+        raise DBAPIError.instance(
+            None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=driver.closed
+        ) from error
 
 
 def _read_any_value(connection: Any) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from connectors.database.envelopes import BadRecord, change_of, has_surrogates, is_unavailable, key_of_record, merged
+from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
 from connectors.row_file import open_rows
-from connectors.rows import NoValue, Row, external_id
+from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
 from pipeline.core.errors import Misconfigured
@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 # A row whose `row` is NULL is deleted; its id remains. `next` is the offset that follows its last record.
 RETENTION = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms")
+MAX_BAD_RECORDS = 1_000
+"""The most records without a row that are reported."""
 UNKNOWN = NoValue(
     "has a large value that the database did not log: set REPLICA IDENTITY FULL for the table and take a new snapshot"
 )
@@ -152,7 +154,8 @@ class TopicTable:
             file = self._database()
             file.execute("UPDATE facts SET value = ? WHERE name = 'read_at'", [now.isoformat()])
             bad = file.execute(
-                "SELECT partition, next - 1, problem FROM rows WHERE row IS NULL AND problem IS NOT NULL"
+                "SELECT partition, next - 1, problem FROM rows WHERE row IS NULL AND problem IS NOT NULL LIMIT ?",
+                [MAX_BAD_RECORDS],
             ).fetchall()
         self._set_aside.replace(
             "topic", {f"record {partition}/{offset} of the topic": problem for partition, offset, problem in bad}
@@ -250,8 +253,13 @@ class TopicTable:
         return {"epoch": epoch, "offsets": {str(partition): next_ for partition, next_ in offsets}}
 
     def _page(self, after: str, limit: int) -> list[tuple[str, Row]]:
-        page = self._select("id > ? ORDER BY id LIMIT ?", [after, limit])
-        return self._select("id > ? AND id <= ? ORDER BY id", [after, page[-1][0]]) if page else []
+        last, size = None, 0
+        with self._using:
+            statement = "SELECT id, length(row) FROM rows WHERE row IS NOT NULL AND id > ? ORDER BY id LIMIT ?"
+            for last, length in self._database().execute(statement, [after, limit]):  # noqa: B007 — used below
+                if (size := size + length) > PAGE_BYTES:
+                    break
+        return [] if last is None else self._select("id > ? AND id <= ? ORDER BY id", [after, last])
 
     def _changed(self, cursor: Cursor, limit: int) -> tuple[list[str], Cursor] | None:
         now = self._position()
@@ -282,13 +290,14 @@ class TopicTable:
         """Return ids and rows that exist."""
         with self._using:
             statement = f"SELECT id, row, problem FROM rows WHERE row IS NOT NULL AND {condition}"  # noqa: S608 — callers hand constants
-            rows = self._database().execute(statement, values).fetchall()
-        return [(id_, self._known(json.loads(row), problem)) for id_, row, problem in rows]
+            rows = self._database().execute(statement, values)  # a row at a time: the texts are as long as the rows
+            return [(id_, self._known(json.loads(row), problem)) for id_, row, problem in rows]
 
     def _known(self, row: dict[str, Any], problem: str | None) -> Row:
         """Return the row without the values that are not known: all, after a record with a problem."""
         if problem is not None:
             return _Row({name: row[name] for name in self._options.id}, NoValue(problem))
+        row = bounded(row, self._options.id)
         return _Row({name: UNKNOWN if is_unavailable(value) else value for name, value in row.items()})
 
 

@@ -85,7 +85,7 @@ def test_access_columns_hold_tags_in_usual_forms(value: object, tags: list[str])
     assert tags_of("team", value) == tags
 
 
-@pytest.mark.parametrize("value", ['["a"', ["a", None], {"a": "b"}, 1.5, True, b"a", '[{"a": 1}]', [""]])
+@pytest.mark.parametrize("value", ['["a"', ["a", None], {"a": "b"}, 1.5, True, b"a", '[{"a": 1}]', [""], "a," * 1_001])
 def test_a_row_with_an_invalid_access_value_can_be_read_by_nobody(value: object) -> None:
     for options in ({"acl": ["team"]}, {"acl_tags": ["all"], "required": ["team"]}):
         denied = entry(options, team=value)

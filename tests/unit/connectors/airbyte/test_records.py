@@ -1,0 +1,58 @@
+"""The file with the records of an Airbyte source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.airbyte.messages import Record, StreamName, parsed
+from connectors.airbyte.options import StreamOptions
+from connectors.airbyte.records import RecordsFile, Stream
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[RecordsFile]:
+    file = RecordsFile(tmp_path)
+    yield file
+    file.close()
+
+
+def stream(*key: str) -> Stream:
+    declared = StreamOptions(title="{title}", text="{body}", acl_tags=("staff",))
+    return Stream("notes", StreamName("notes"), declared, key, "full_refresh", None)
+
+
+def record(id_: str, title: str = "t", body: str = "b") -> Record:
+    line = (
+        f'{{"type":"RECORD","record":{{"stream":"notes","data":{{"id":"{id_}","title":"{title}","body":"{body}"}}}}}}'
+    )
+    message = parsed(line.encode())
+    assert isinstance(message, Record)
+    return message
+
+
+@pytest.mark.parametrize("key", [("id",), ("id", "title")])
+def test_a_record_whose_id_is_half_of_a_character_stops_no_other(records: RecordsFile, key: tuple[str, ...]) -> None:
+    """The author of one id stopped the reading of all streams, and so every revocation in them."""
+    run, _ = records.begin([stream(*key)], [], reread=False)
+    records.fold(run, [record("a"), record(r"\ud800"), record("b")])
+    assert len(records.page("", 10, ["notes"])) == 2
+    assert records.refused() == {"notes": "a record has an id with half of a character"}
+
+
+def test_a_page_of_large_records_ends_early_and_loses_none(
+    records: RecordsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 records of 10 MB were in memory at once, and ended all connectors."""
+    monkeypatch.setattr("connectors.airbyte.records.PAGE_BYTES", 2_500)
+    run, _ = records.begin([stream("id")], [], reread=False)
+    ids = [f"{number}" for number in range(9)]
+    records.fold(run, [record(id_, body="x" * 1_000) for id_ in ids])
+    read: list[str] = []
+    while page := records.page(read[-1] if read else "", 500, ["notes"]):
+        assert len(page) <= 3
+        read += [id_ for id_, _, _ in page]
+    assert read == [f"notes/{id_}" for id_ in ids]
+    assert len(records.rows(read)) == 9
