@@ -69,7 +69,7 @@ class Room:
     @property
     def of_one(self) -> int:
         """The most bytes of the next listing."""
-        return max(1, min(MAX_LISTING_BYTES, self.bytes))
+        return max(0, min(MAX_LISTING_BYTES, self.bytes))
 
 
 @dataclass(slots=True)
@@ -92,8 +92,7 @@ def parse(body: bytes, url: str, most: int = MAX_PAGES, room: Room | None = None
     room: what it has unpacked is taken from it. Raises BadListing. Law: it takes little more memory than the body and
     what it returns."""
     room = room or Room(MAX_LISTING_BYTES)
-    body = _unpacked(body, room.of_one)
-    room.bytes -= len(body)
+    body = _unpacked(body, room)
     body = body.lstrip(b"\xef\xbb\xbf \t\r\n")  # XML must begin with its declaration
     if not body:
         raise BadListing("is empty")
@@ -139,10 +138,11 @@ def _plain(body: bytes, url: str, most: int) -> Listing:
     return listing
 
 
-def _unpacked(body: bytes, most_bytes: int) -> bytes:
+def _unpacked(body: bytes, room: Room) -> bytes:
     if not body.startswith(_GZIP):
+        room.bytes -= len(body)
         return body
-    gunzip, unpacked = Gunzip(), bytearray()
+    gunzip, unpacked, most_bytes = Gunzip(), bytearray(), room.of_one
     try:
         for part in gunzip.feed(body):
             unpacked += part
@@ -150,6 +150,8 @@ def _unpacked(body: bytes, most_bytes: int) -> bytes:
                 raise BadListing(f"has more than {most_bytes:,} bytes unpacked")
     except zlib.error as error:
         raise BadListing("is a damaged gzip file") from error
+    finally:
+        room.bytes -= len(unpacked)
     if not gunzip.complete:
         raise BadListing("is a gzip file that was cut off")
     return bytes(unpacked)

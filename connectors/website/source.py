@@ -148,19 +148,21 @@ class Website(SmallSource):
             sitemaps = [url for url in named if url is not None] or [self._absolute("/sitemap.xml")]
         pages: dict[str, str | None] = {}
         failed: dict[str, str] = {}
-        waiting, seen = list(reversed(sitemaps)), set(sitemaps)
-        while waiting:
-            if (listing := await self._listing(waiting.pop(), failed, room)) is None:
-                continue
-            pages |= listing.pages
-            more = [url for url in listing.sitemaps if url not in seen]
-            seen.update(more)
-            waiting += more
+        seen = set(sitemaps)
+        waiting = list(reversed(dict.fromkeys(sitemaps)))
+        while True:
             if len(seen) > MAX_SITEMAPS or len(pages) > self.options.max_pages:
                 raise Misconfigured(
                     f"the sitemaps name more than {self.options.max_pages:,} pages or {MAX_SITEMAPS:,} sitemaps: raise"
                     " max_pages, or name the sitemaps that you need"
                 )
+            if not waiting:
+                break
+            if (listing := await self._listing(waiting.pop(), failed, room)) is not None:
+                pages |= listing.pages
+                more = [url for url in listing.sitemaps if url not in seen]
+                seen.update(more)
+                waiting += more
         pages |= await self._feed_pages(pages, failed, room)
         sources = len(seen) + len(self.options.feeds)
         if failed and len(failed) == sources:
@@ -189,6 +191,11 @@ class Website(SmallSource):
         return pages
 
     async def _listing(self, url: str, failed: dict[str, str], room: Room) -> Listing | None:
+        if not room.of_one:
+            failed[url] = (
+                "is not read, because the listings before it have too many bytes: name fewer, or raise max_pages"
+            )
+            return None
         try:
             fetched = await self._request(url, max_bytes=room.of_one)
             return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages, room)

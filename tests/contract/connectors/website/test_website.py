@@ -164,6 +164,28 @@ async def test_a_robots_txt_of_too_many_rules_stops_its_site(desk: Desk) -> None
         await listing(desk.source())
 
 
+async def test_listings_of_too_many_bytes_together_are_set_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = desk.page("/a")
+    sitemap = desk.site.sitemap().encode()
+    monkeypatch.setattr("connectors.website.listings.MAX_LISTING_BYTES", len(sitemap) + 5_000)
+    monkeypatch.setattr("connectors.website.listings.LISTED_PAGE_BYTES", 0)
+    for number in range(3):
+        desk.site.pages[f"/{number}.xml"] = gzip.compress(sitemap + b"\n" * 4_000)
+    desk.requested()
+    listed = await entries(desk.source(sitemaps=["/0.xml", "/1.xml", "/2.xml", "/2.xml"]))
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == [a]
+    assert [entry.part.rpartition("/")[2] for entry in listed if isinstance(entry, Unlisted)] == ["1.xml", "2.xml"]
+    assert [path for path, _ in desk.requested() if "xml" in path] == ["/0.xml", "/1.xml"]
+
+
+async def test_a_robots_txt_that_names_very_many_sitemaps_stops_its_site(desk: Desk) -> None:
+    """Each was requested, although none of them existed."""
+    desk.site.robots = "".join(f"Sitemap: /{number}.xml\n" for number in range(2_000))
+    with pytest.raises(Misconfigured, match="sitemaps"):
+        await entries(desk.source())
+    assert desk.requested() == []
+
+
 async def test_an_etag_of_very_many_characters_is_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.website.source.MAX_VALIDATOR_CHARACTERS", 3)
     desk.page("/a")
