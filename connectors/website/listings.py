@@ -238,6 +238,8 @@ class _Reader:
             _ADD[self.kind](self._listing, element, self._url)
             self._entry = None
         if self._entry is None and self._open:
+            if element.getparent() is not self._open[-1]:  # after a tag without an end, lxml reports fewer ends
+                raise BadListing("is not valid XML")
             # The element itself stays, with its tail: the parser may still be appending to that.
             element.clear(keep_tail=True)
             while (before := element.getprevious()) is not None:

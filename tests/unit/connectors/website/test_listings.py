@@ -177,6 +177,8 @@ def test_a_date_beyond_all_calendars_is_taken_as_it_is() -> None:
         (b"<!DOCTYPE html><html><body>We are working on it.<br></body></html>", "is an HTML page"),
         (b"<html><head/><body/></html>", "is an HTML page"),
         (b"<urlset><url>", "is not valid XML"),
+        (b"<urlset><a<b/><c/></urlset>", "is not valid XML"),
+        (b"<rss><channel<item/><item/></channel></rss>", "is not valid XML"),
         (b"<svg/>", "neither a sitemap nor a feed"),
         (b"Not found", "neither XML nor a list of addresses"),
         (b"\x1f\x8b\x08damaged", "is a damaged gzip file"),
