@@ -211,7 +211,7 @@ class _Connection(httpcore.AsyncNetworkStream):
         await self._inner.write(buffer, timeout)
 
     def end_head(self) -> None:
-        """What is read from now on until the next request is the body of the response."""
+        """Take what is read from now on, until the next request, for the body of the response."""
         self._is_head = False
 
     async def start_tls(

@@ -1,4 +1,4 @@
-"""What a server sends in very small parts: it takes no more than a share of the event loop of all sources."""
+"""Responses in very small parts take no more than a share of the event loop of all sources."""
 
 from __future__ import annotations
 
