@@ -217,6 +217,36 @@ async def test_a_time_that_python_does_not_have_denies_its_row_and_no_other(desk
     assert read["2"].acl_tags == ()
 
 
+async def test_large_rows_of_postgres_are_in_memory_one_by_one(desk: Desk) -> None:
+    """200 rows of 10 MB were in memory at once, and ended all connectors."""
+    desk.fill(40)
+    desk.run("UPDATE tickets SET body = repeat('x', 10000000) WHERE id > 1")
+    source = desk.source()
+    await listing(desk.source(query="SELECT * FROM tickets WHERE id = 1"))  # imports the driver
+    status, references = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    references.write_text("5")  # the peak is counted anew (proc(5))
+    before = _kilobytes(status, "VmRSS")
+    assert len(await listing(source)) == 40
+    assert _kilobytes(status, "VmHWM") - before < 150_000
+    large = (await everything(source))["2"]
+    assert isinstance(large, Unreadable)
+    assert large.code == "bad_value"
+    assert len(await listing(source)) == 40, "a statement that was left early leaves a usable connection"
+
+
+def _kilobytes(status: Path, name: str) -> int:
+    return int(re.findall(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[0])
+
+
+async def test_a_page_of_postgres_ends_after_so_many_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.database.sql.PAGE_BYTES", 2_500_000)
+    desk.fill(9)
+    desk.run("UPDATE tickets SET body = repeat('x', 1000000)")
+    pages = [[entry for entry in page if isinstance(entry, Listed)] async for page in desk.source().slim()]
+    assert [entry.external_id for page in pages for entry in page] == [str(n) for n in range(1, 10)]
+    assert max(map(len, pages)) <= 3
+
+
 @pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
 async def test_polls_continue_behind_rows_whose_time_of_change_python_does_not_have(desk: Desk, kind: str) -> None:
     desk.run(f"ALTER TABLE tickets ALTER edited TYPE {kind}")

@@ -274,7 +274,7 @@ async def test_pages_of_a_feed_that_are_gone_are_forgotten_at_once(desk: Desk) -
 async def test_a_name_of_a_site_leads_to_no_server_within_the_network(
     desk: Desk, url: str, more: dict[str, Any], is_read: bool
 ) -> None:
-    """Whoever has the name can let it lead to any address; with https, a certificate says who answers."""
+    """The owner of a name can let it lead to any address; with https, a certificate says who answers."""
 
     async def resolver(_name: str, _port: int) -> Sequence[str]:
         return ["127.0.0.1"]

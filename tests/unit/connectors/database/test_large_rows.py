@@ -103,7 +103,7 @@ async def test_several_large_rows_with_one_id_can_be_read_by_nobody(
 
 
 @pytest.mark.parametrize("kind", ["table", "topic"])
-async def test_a_value_that_no_document_can_hold_is_not_kept(
+async def test_a_value_that_no_document_can_hold_is_not_retained(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(1, "One", "x" * 5_000_000, "staff"), (2, "Two", "Short.", "a," * 2_500_000), (3, "Three", "y", "staff")]
