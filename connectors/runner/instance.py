@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from connectors.clock import Clock
-from connectors.protocol import Problem
+from connectors.protocol import Problem, printable
 from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, seconds_until_due
 from connectors.runner.crawl import Crawl
 from connectors.runner.freshness import Freshness, Listing
@@ -373,7 +373,7 @@ class Instance:
         paused, commands = await state.heartbeat(
             {name: activity.json() for name, activity in self.activities.items()},
             counts,
-            [{"code": problem.code, "message": problem.message} for problem in self.problems()],
+            [{"code": problem.code, "message": printable(problem.message)} for problem in self.problems()],
         )
         self._publisher.counts -= counts
         self.published += counts

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
-from psycopg.types.json import Jsonb
-
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
+from connectors.runner.stored_json import from_jsonb, to_jsonb
 from connectors.source import Cursor
 from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
@@ -190,7 +189,9 @@ class MembershipTables:
                     [*self._instance, MAX_INTERRUPTION],
                 )
                 row = await cursor.fetchone()
-                return None if row is None else Listing(datetime.fromisoformat(row[0]["at"]), row[0]["cursor"])
+                return (
+                    None if row is None else Listing(datetime.fromisoformat(row[0]["at"]), from_jsonb(row[0]["cursor"]))
+                )
 
     async def end_listing(self) -> None:
         """Record that the next complete listing starts from the beginning."""
@@ -242,7 +243,7 @@ class MembershipTables:
                     await connection.execute(
                         "UPDATE connectors SET groups_listing = jsonb_build_object('at', %s::text, 'cursor', %s::jsonb,"
                         " 'kept_at', clock_timestamp()) WHERE tenant = %s AND source = %s",
-                        [at.isoformat(), Jsonb(dict(cursor)), *self._instance],
+                        [at.isoformat(), to_jsonb(dict(cursor)), *self._instance],
                     )
 
     async def in_doubt(self, after: str, at: datetime) -> list[ChangedSet]:

@@ -12,6 +12,7 @@ from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
 from connectors.runner.compare import Event, Row
+from connectors.runner.stored_json import to_jsonb
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
 from pipeline.core.identity import document_id
@@ -404,4 +405,4 @@ def _values(row: Row) -> tuple[object, ...]:
 
 
 def _json(cursor: Cursor | None) -> Jsonb | None:
-    return None if cursor is None else Jsonb(dict(cursor))
+    return None if cursor is None else to_jsonb(dict(cursor))

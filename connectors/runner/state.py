@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, LiteralString
 
@@ -17,6 +17,7 @@ from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
 from connectors.runner.rows import Holder, LeaseLost, Removed
+from connectors.runner.stored_json import from_jsonb, to_jsonb
 from connectors.source import Cursor
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
@@ -73,11 +74,15 @@ class State:
                 progress = await cursor.fetchone()
                 if progress is None:
                     raise LeaseLost(f"connector {self.holder.source} was removed")
-                return progress
+                return replace(
+                    progress,
+                    changes_cursor=from_jsonb(progress.changes_cursor),
+                    full_cursor=from_jsonb(progress.full_cursor),
+                )
 
     async def set_changes_cursor(self, cursor: Cursor | None) -> None:
         """Read changes from here on; None: the source has no log of changes."""
-        await self._set("changes_cursor = %s", None if cursor is None else Jsonb(dict(cursor)))
+        await self._set("changes_cursor = %s", None if cursor is None else to_jsonb(dict(cursor)))
 
     async def set_full_state(self, state: FullState) -> None:
         """Set the state of the full read: due and running start it from the beginning, done completes it."""
@@ -175,7 +180,7 @@ class PostgresMemory:
                         [*self._me, name],
                     )
                 ).fetchone()
-                return None if row is None else row[0]
+                return None if row is None else from_jsonb(row[0])
 
     async def put(self, name: str, value: Any | None) -> None:
         with translated("connector_memory"):
@@ -189,7 +194,7 @@ class PostgresMemory:
                     await connection.execute(
                         "INSERT INTO connector_memory VALUES (%s, %s, %s, %s) ON CONFLICT (tenant, source, name)"
                         " DO UPDATE SET value = EXCLUDED.value",
-                        [*self._me, name, Jsonb(value)],
+                        [*self._me, name, to_jsonb(value)],
                     )
 
 

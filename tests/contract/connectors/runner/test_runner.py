@@ -42,6 +42,17 @@ async def test_the_first_load_uses_the_backfill_lane_and_changes_meanwhile_the_l
     assert bench.world.closed == 1
 
 
+async def test_a_page_that_ends_at_an_id_that_postgres_refuses_is_passed(bench: Bench) -> None:
+    """Its cursor could not be stored, so that the first load stopped there for ever."""
+    for id_ in ("a", "b\x00", "c\x00", "d"):
+        bench.world.write(id_, "Some text.")
+    async with bench.loaded():
+        assert await bench.mine("external_id", "connector_items", "true") == [("a",), ("d",)]
+        bench.world.write("e", "Some text.")
+        await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.upserted", "e")]
+
+
 async def test_reading_an_unchanged_source_publishes_nothing(bench: Bench) -> None:
     bench.world.fill(7)
     bench.world.groups["staff"] = ({"ann@acme.example"}, set())
