@@ -463,7 +463,11 @@ class Website(SmallSource):
 
 
 def _validator(value: str | None) -> str | None:
-    return None if value is None or len(value) > MAX_VALIDATOR_CHARACTERS else value
+    """Return a value that the next request can send back, or None."""
+    is_sendable = (
+        value is not None and value.isascii() and value.isprintable() and len(value) <= MAX_VALIDATOR_CHARACTERS
+    )
+    return value if is_sendable else None
 
 
 def page_metadata(url: str) -> Metadata:

@@ -292,6 +292,17 @@ async def test_a_name_of_a_site_leads_to_no_server_within_the_network(
         assert desk.site.requests == []
 
 
+@pytest.mark.parametrize("header", ["etag", "last-modified"])
+async def test_a_validator_that_cannot_be_sent_back_stops_no_other_page(desk: Desk, header: str) -> None:
+    """The site was not read any more until an operator looked at it, because of a credential that it does not have."""
+    a, b = desk.page("/a"), desk.page("/b")
+    desk.site.headers["/a"] = {"etag": "", header: '"é"'}
+    source = desk.source()
+    assert list(await listing(source)) == [a, b]
+    assert list(await listing(source)) == [a, b]
+    assert desk.requested() == [("/a", 200), ("/b", 200), ("/a", 200), ("/b", 304)]
+
+
 @pytest.mark.parametrize("lastmod", [None, "2026-01-01"])
 async def test_pages_with_noindex_and_copies_are_no_documents(desk: Desk, lastmod: str | None) -> None:
     desk.page("/a", lastmod=lastmod, head="<link rel=canonical href='/a'>")
