@@ -107,8 +107,8 @@ class RemoteJob:
     async def _attempt(self) -> Extracted:
         self.file.seek(0)
         parameters = {
-            "name": self.name[-MAX_NAME_CHARACTERS:],
-            "media_type": (self.media_type or "")[:MAX_NAME_CHARACTERS],
+            "name": _sendable(self.name[-MAX_NAME_CHARACTERS:]),
+            "media_type": _sendable((self.media_type or "")[:MAX_NAME_CHARACTERS]),
         }
         headers = {"content-type": "application/octet-stream"}
         async with _request(
@@ -132,6 +132,11 @@ class RemoteJob:
     async def _bytes(self) -> AsyncIterator[bytes]:
         while piece := self.file.read(_PIECE_BYTES):  # a file on a local disk: it blocks only briefly
             yield piece
+
+
+def _sendable(text: str) -> str:
+    """Return a text as UTF-8 can express it: a name in a source's JSON may have half of a character."""
+    return text.encode("utf-8", "replace").decode()
 
 
 async def condition(settings: ExtractionSettings | None = None) -> dict[str, str]:
