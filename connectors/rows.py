@@ -182,7 +182,7 @@ class Template:
         if is_a_column(template):
             url = self._text(template, row).strip()
             return url if url.startswith(("https://", "http://")) else None
-        return _filled(template, lambda column: quote(text_of(column, value_of(column, row)), safe=""))
+        return _filled(template, lambda column: _quoted(text_of(column, value_of(column, row))))
 
 
 def external_id(key: Key) -> str:
@@ -190,7 +190,13 @@ def external_id(key: Key) -> str:
     separated by ``/``. Raises Misconfigured for values of another type than KEY_TYPES."""
     if any(isinstance(value, bool) or not isinstance(value, KEY_TYPES) for value in key):
         raise Misconfigured("the columns of id have to hold whole numbers, texts or UUIDs: name others, or cast them")
-    return str(key[0]) if len(key) == 1 else "/".join(quote(str(value), safe="") for value in key)
+    return str(key[0]) if len(key) == 1 else "/".join(_quoted(str(value)) for value in key)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a part of an address. One with half of a character raises nothing here: it concerns its own row,
+    which is refused later."""
+    return quote(text, safe="", errors="surrogatepass")
 
 
 def key_of(external_id: str, types: Sequence[type]) -> Key | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any
@@ -132,7 +132,9 @@ class Table:
                 size += size_of(rows[-1])
         return rows, False
 
-    def _one_by_one(self, connection: Connection, statement: sa.Select[Any]) -> Iterator[Mapping[str, Any]]:
+    def _one_by_one(
+        self, connection: Connection, statement: sa.Select[Any]
+    ) -> Generator[Mapping[str, Any], None, None]:
         """Yield rows as they arrive. Drivers would otherwise hold all of them before they return the first."""
         if self._engine.dialect.driver == "psycopg":
             yield from _streamed(connection, statement)
@@ -186,7 +188,7 @@ def _engine(dsn: str, connections: int) -> Engine:
         raise Misconfigured("dsn: write an address such as postgresql://user:password@host/database") from error
 
 
-def _streamed(connection: Connection, statement: sa.Select[Any]) -> Iterator[Mapping[str, Any]]:
+def _streamed(connection: Connection, statement: sa.Select[Any]) -> Generator[Mapping[str, Any], None, None]:
     """Yield rows by psycopg itself: SQLAlchemy reads them with a cursor of the server, one request for each few."""
     import psycopg
     from psycopg.rows import dict_row

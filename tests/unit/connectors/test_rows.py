@@ -162,6 +162,13 @@ def test_access_that_becomes_valid_is_read_again_although_the_revision_column_is
     assert denied.revision != allowed.revision
 
 
+def test_half_of_a_character_concerns_its_row_and_no_other() -> None:
+    """Where a topic is read as a table, the author of one value stopped the reading of all rows."""
+    options = {"acl_tags": ["all"], "url": "https://a.example/{subject}", "id": ["id", "subject"]}
+    entries = template(**options).entries([{**ROW, "subject": "\ud800"}, ROW])
+    assert list(entries) == ["7/%ED%A0%80", "7/Printer"]
+
+
 def test_values_of_a_row_cannot_leave_their_place_in_an_address() -> None:
     document = entry({"url": "https://desk.example/{subject}"}, subject="a/../b?c#d e")
     assert document.source_url == "https://desk.example/a%2F..%2Fb%3Fc%23d%20e"  # type: ignore[union-attr]

@@ -336,6 +336,11 @@ def test_deeply_nested_markup_is_read(depth: int) -> None:
     assert "hunter2" not in text
 
 
+def test_half_of_a_character_is_left_out() -> None:
+    assert markdown("<p>one \ud800two</p>") == "one two"
+    assert "kept" in markdown('<p><a href="https://a.example/\ud800">kept</a></p>')
+
+
 def test_a_number_of_thousands_of_digits_in_deeply_nested_markup_is_read() -> None:
     """Python refuses it with an error, which stopped the instance."""
     assert "kept" in markdown("<div>" * 3_000 + f"kept &#{'9' * 5_000};")
