@@ -11,6 +11,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from pipeline.core.conversations import subject_digest
 from pipeline.core.identity import document_id
 from pipeline.kafka.producer import Stored
 from pipeline.stores.postgres import Connection
@@ -254,11 +255,22 @@ async def trail(connection: Connection, id_: str) -> list[TrailEntry]:
 
 
 async def newer_identity_known(connection: Connection, message: IdentityChanged) -> bool:
-    """Whether the ledger's groups of this principal were observed at the same time as the message's, or later."""
+    """Whether the ledger's groups of this principal were observed at the same time as the message's, or later; or the
+    principal or the source was forgotten since. The compacted topic would hold the name again for good."""
     cursor = await connection.execute(
-        "SELECT EXISTS (SELECT FROM memberships WHERE (tenant, source, principal) = (%s, %s, %s)"
-        " AND observed_at >= %s)",
-        [message.tenant, message.source, message.principal, message.observed_at],
+        "SELECT EXISTS (SELECT FROM memberships WHERE (tenant, source, principal) = (%(tenant)s, %(source)s, %(name)s)"
+        " AND observed_at >= %(at)s)"
+        " OR EXISTS (SELECT FROM membership_floors WHERE (tenant, source) = (%(tenant)s, %(source)s)"
+        " AND observed_at >= %(at)s)"
+        " OR EXISTS (SELECT FROM person_floors WHERE (tenant, subject) = (%(tenant)s, %(subject)s)"
+        " AND observed_at >= %(at)s)",
+        {
+            "tenant": message.tenant,
+            "source": message.source,
+            "name": message.principal,
+            "subject": subject_digest(message.principal),
+            "at": message.observed_at,
+        },
     )
     row = await cursor.fetchone()
     return bool(row and row[0])

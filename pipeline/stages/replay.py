@@ -159,7 +159,9 @@ class Replayer:
     async def _obsolete(self, letter: Letter) -> Result:
         """Mark a letter as done although nothing is sent."""
         await self._mark([(letter.id, None)])
-        return Result(letter.id, letter, reason="not sent: the ledger has newer groups of this principal")
+        return Result(
+            letter.id, letter, reason="not sent: the ledger has newer groups of this principal, or was to forget it"
+        )
 
     async def _delivered(self, group: Sequence[tuple[Letter, Delivery]]) -> list[Result]:
         """Wait until Kafka has stored a group of letters, and mark those as replayed. Raises Retryable when some may

@@ -9,6 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
+from pipeline.core.conversations import subject_digest
 from pipeline.ledger.letters import Filter, ids, page
 from pipeline.stages.identities import Identities
 from pipeline.stages.stage import Incoming
@@ -141,6 +142,20 @@ async def test_replaying_an_older_identity_does_not_replace_the_newest_in_the_co
     listed = await desk.listed(letters[0])
     assert listed.replayed_at is not None
     assert listed.replayed_offset is None
+
+
+@pytest.mark.parametrize("table", ["person_floors", "membership_floors"])
+async def test_replaying_the_identity_of_somebody_who_was_forgotten_sends_nothing(desk: Desk, table: str) -> None:
+    """The stage refuses the record, and the compacted topic would hold the name for good."""
+    message = identity(["staff"], -10)
+    encoded = encode(message)
+    record = desk.record(encoded.key, encoded.value, encoded.headers, IDENTITIES)
+    letter = await desk.write_dead_letter(record, stage="identities")
+    which = subject_digest(message.principal) if table == "person_floors" else message.source
+    await desk.space.execute(f"INSERT INTO {table} VALUES (%s, %s, %s)", message.tenant, which, now())
+    result = (await desk.replay(letter))[letter]
+    assert (result.stored, result.settled) == (None, True)
+    assert await desk.on_topic(IDENTITIES) == []
 
 
 async def test_valid_identities_are_accepted_before_the_bad_ones_of_their_batch_become_dead_letters(desk: Desk) -> None:
