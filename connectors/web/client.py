@@ -46,6 +46,8 @@ _STEP = 256 * 1024
 _PIECE = 4 * 1024
 """So much of a packed body is decoded at once: what follows the end of a member is copied."""
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Bytes of JSON that may be half of a character: an escape, also one that another half follows, or its bytes."""
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javascript|x-ndjson|csv|yaml|x-yaml)")
 
 
@@ -131,10 +133,23 @@ async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
         )
     data = await read(response, where, limit)
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        return _without_halves(value) if _HALF.search(data) else value
     except (ValueError, RecursionError):
         pass  # the error's text and its chain would hold the body
     raise Retryable(f"{where} answered with something that is not JSON, or was cut off")
+
+
+def _without_halves(value: Any) -> Any:
+    """Replace halves of characters, which JSON can express: no other format can, and whoever writes one into a text
+    must not stop the reading of all others."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_halves(inner) for inner in value]
+    if isinstance(value, dict):
+        return {_without_halves(name): _without_halves(inner) for name, inner in value.items()}
+    return value
 
 
 async def read_text(response: httpx.Response, where: str, limit: int) -> str:
