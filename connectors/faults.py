@@ -15,6 +15,10 @@ IMPORTING = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_exte
 """The packages whose frame is the last one where a file cannot be compiled."""
 
 
+OF_DATA = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors of code that did not expect some data, rather than of a machine that lacks something."""
+
+
 class NotImported(Misconfigured):
     """The module of a source raises an error, its cause, while it is imported."""
 

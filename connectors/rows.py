@@ -132,6 +132,8 @@ class Template:
             return self._unreadable(state, "bad_value", str(error))
         except RecursionError:
             return self._unreadable(state, "bad_value", "a column holds lists that are nested too deeply")
+        except (ValueError, OverflowError) as error:
+            return self._unreadable(state, "bad_value", f"a column holds what cannot be read ({type(error).__name__})")
         return document if self._revision else replace(document, revision=_digest(document))
 
     def _state(self, row: Row) -> Document | Gone | Unreadable:

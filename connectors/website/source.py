@@ -18,6 +18,7 @@ from protego import Protego
 
 from connectors.base import SmallSource
 from connectors.extract import extracted_revision
+from connectors.faults import OF_DATA, place
 from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, remove_abandoned, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
@@ -205,6 +206,8 @@ class Website(SmallSource):
             if not may_be_set_aside(error):
                 raise
             failed[url] = str(error)
+        except OF_DATA as error:  # whoever wrote it must not stop the reading of all others
+            failed[url] = place(error)
         return None
 
     async def _read_robots(self) -> Protego:
@@ -243,6 +246,8 @@ class Website(SmallSource):
             if not may_be_set_aside(error):
                 raise
             failing[f"page {url}"] = str(error)
+        except OF_DATA as error:
+            failing[f"page {url}"] = place(error)
         return None if known is None or not known.digest or self._is_excluded(url) else extracted_revision(known.digest)
 
     def _is_excluded(self, url: str) -> bool:
@@ -313,28 +318,34 @@ class Website(SmallSource):
         if external_id not in self._pages:
             return Gone(external_id)
         lastmod = self._pages[external_id] if self.options.trust_lastmod else None
-        with temporary_file(self._reading) as file:
-            try:
-                fetched = await self._request_page(external_id, file, {})
-            except Missing:
-                self._know(external_id, KnownPage(is_missing=True))
+        try:
+            return await self._read_page(external_id, lastmod)
+        except Missing:
+            self._know(external_id, KnownPage(is_missing=True))
+            raise
+        except PenstockError as error:
+            if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
                 raise
-            except PenstockError as error:
-                if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
-                    raise
-                return Unreadable(
-                    external_id=external_id,
-                    code="unavailable",
-                    message=str(error),
-                    acl_tags=self.options.acl_tags,
-                    required_tags=self.options.required_tags,
-                    revision=None if lastmod is None else extracted_revision(lastmod),
-                )
-            self._failures.succeed(external_id)
-            known = await self._record(external_id, fetched, file)
-            if self._is_excluded(external_id):
-                return Gone(external_id)
-            return await self._document(external_id, fetched, file, extracted_revision(lastmod or known.digest))
+            message = str(error)
+        except OF_DATA as error:
+            message = place(error)
+        return Unreadable(
+            external_id=external_id,
+            code="unavailable",
+            message=message,
+            acl_tags=self.options.acl_tags,
+            required_tags=self.options.required_tags,
+            revision=None if lastmod is None else extracted_revision(lastmod),
+        )
+
+    async def _read_page(self, url: str, lastmod: str | None) -> Entry:
+        with temporary_file(self._reading) as file:
+            fetched = await self._request_page(url, file, {})
+            self._failures.succeed(url)
+            known = await self._record(url, fetched, file)
+            if self._is_excluded(url):
+                return Gone(url)
+            return await self._document(url, fetched, file, extracted_revision(lastmod or known.digest))
 
     async def _document(self, url: str, fetched: Fetched, file: Path, revision: str) -> Entry:
         name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2]) or self._origin.hostname or url

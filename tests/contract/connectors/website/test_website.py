@@ -15,6 +15,8 @@ from connectors.declared import options
 from connectors.set_aside import SetAside
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Denied, Limits
+from connectors.website.listings import parse
+from connectors.website.page import head_of
 from connectors.website.playground import Site
 from connectors.website.source import Website
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
@@ -201,6 +203,31 @@ async def test_a_page_with_a_number_of_thousands_of_digits_stops_no_other(desk: 
     source = desk.source()
     assert list(await listing(source)) == [a, b]
     assert isinstance(await one(source, a), Document)
+
+
+async def test_a_page_or_listing_that_our_code_fails_on_stops_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(body: bytes, url: str, *more: Any) -> Any:
+        if b"Bad." in body or url.endswith("/bad.xml"):
+            raise ValueError("quotes the page")
+        return (head_of if len(more) == 2 and isinstance(more[0], str) else parse)(body, url, *more)
+
+    a, b = desk.page("/a", "Bad."), desk.page("/b")
+    desk.site.pages["/bad.xml"] = b"<urlset/>"
+    desk.site.unlisted.add("/bad.xml")
+    monkeypatch.setattr("connectors.website.source.head_of", failing)
+    monkeypatch.setattr("connectors.website.source.parse", failing)
+    source = desk.source(sitemaps=["/sitemap.xml", "/bad.xml"])
+    [unlisted, listed] = await entries(source)
+    assert isinstance(unlisted, Unlisted)
+    assert unlisted.reason.startswith("ValueError at test_website.py:")
+    assert isinstance(listed, Listed)
+    assert listed.external_id == b
+    assert list(desk.set_aside.reasons()) == [f"page {a}"]
+    entry = await one(source, a)
+    assert isinstance(entry, Unreadable)
+    assert (entry.acl_tags, entry.message.partition(" at ")[0]) == (("team",), "ValueError")
 
 
 async def test_no_address_leads_around_patterns_and_rules(desk: Desk) -> None:
