@@ -113,6 +113,7 @@ class Website(SmallSource):
         await asyncio.to_thread(remove_abandoned, self._reading)
         pages, unlisted = await self._read_listings()
         self._pages = pages
+        self._known = {url: known for url, known in self._known_pages().items() if url in pages}
         failing: dict[str, str] = {}
         missing: set[str] = set()
         if not pages:

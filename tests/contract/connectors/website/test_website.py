@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +19,7 @@ from connectors.web import Denied, Limits
 from connectors.website.listings import parse
 from connectors.website.page import head_of
 from connectors.website.playground import Site
-from connectors.website.source import Website
+from connectors.website.source import KnownPage, Website
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.http_server import served
 from tests.support.connectors.pdf_files import pdf_of
@@ -269,6 +270,22 @@ async def test_what_is_known_of_pages_is_not_written_again_for_each_hundred_of_t
     await listing(source)
     await listing(source)
     assert written == [5]
+
+
+async def test_pages_that_left_the_sitemap_are_not_remembered(desk: Desk) -> None:
+    """A site whose addresses change with each listing took a gigabyte a day."""
+
+    def remembered() -> int:
+        gc.collect()
+        return sum(isinstance(thing, KnownPage) for thing in gc.get_objects())
+
+    source, before = desk.source(), remembered()
+    for number in range(4):
+        desk.site.pages.clear()
+        for page in range(3):
+            desk.page(f"/{number}-{page}")
+        assert len(await listing(source)) == 3
+    assert remembered() - before == 3
 
 
 async def test_pages_of_a_feed_that_are_gone_are_forgotten_at_once(desk: Desk) -> None:
