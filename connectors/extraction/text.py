@@ -13,6 +13,7 @@ from charset_normalizer import CharsetMatches, from_bytes
 
 from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.titles import byline
+from connectors.faults import OF_DATA, place
 from topics.messages import MAX_CONTENT_BYTES
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with UTF-16's
@@ -281,17 +282,20 @@ MAX_TEXT_BYTES = 4 * MAX_CONTENT_BYTES + 4
 
 def read_text(data: bytes, name: str, media_type: str | None = None) -> Extracted:
     """Read a text. media_type: as declared; it counts if neither the name nor the beginning gives one. Raises
-    Unreadable."""
+    Unreadable, and nothing else, whatever the data are."""
     if len(data) > MAX_TEXT_BYTES:
         raise Unreadable("too_large", f"is {len(data):,} bytes; the limit is 4 MiB of text")
-    text = _within_limit(decode(data))
-    if not text.strip():
-        raise Unreadable("empty", "is empty")
-    declared = (media_type or "").partition(";")[0].strip().lower()
-    actual = media_type_of(name, text)
-    if actual == "text/plain" and declared.startswith("text/"):
-        actual = declared
-    stated = byline(text, actual)
+    try:
+        text = _within_limit(decode(data))
+        if not text.strip():
+            raise Unreadable("empty", "is empty")
+        declared = (media_type or "").partition(";")[0].strip().lower()
+        actual = media_type_of(name, text)
+        if actual == "text/plain" and declared.startswith("text/"):
+            actual = declared
+        stated = byline(text, actual)
+    except OF_DATA as error:
+        raise Unreadable("crashed", f"made its reader fail ({place(error)})") from error
     return Extracted(text, actual, stated.title, stated.author)
 
 

@@ -317,3 +317,16 @@ def test_a_pdf_that_crashes_its_reader_is_refused(monkeypatch: pytest.MonkeyPatc
     ballast = b"x" * int(0.7 * ExtractionSettings().limits().memory_bytes)  # a reader's memory is not its worker's
     assert refused(pdf_of(["text"]), "a.pdf") == "crashed"
     assert ballast
+
+
+def test_a_text_that_our_code_fails_on_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file would stop the reading of its source, and so every revocation in it."""
+
+    def failing(text: str, media_type: str) -> None:
+        raise ValueError(f"quotes {text}")
+
+    monkeypatch.setattr("connectors.extraction.text.byline", failing)
+    with pytest.raises(Unreadable) as unreadable:
+        extract(b"secret", "a.txt")
+    assert unreadable.value.code == "crashed"
+    assert str(unreadable.value).startswith("made its reader fail (ValueError at test_extract.py:")
