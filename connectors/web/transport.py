@@ -161,7 +161,7 @@ SMALL_BYTES, COUNTED_PARTS = 512, 100
 PARTS_PER_SECOND = 5_000.0
 """Parts of a response that a client reads in a second where they are small, of all its connections: each of them, a
 chunk of one byte or an informational response, takes 20 to 40 µs of the event loop that all sources share."""
-FREE_HEAD_BYTES, HEAD_PIECE_BYTES = 16 * 1024, 4 * 1024
+FREE_HEAD_BYTES, HEAD_PIECE_BYTES = 8 * 1024, 4 * 1024
 """The bytes before the end of a head that are read without a pause, and those of a head that are read at once."""
 INFORMATIONAL_BYTES = 18
 """The shortest informational response."""
