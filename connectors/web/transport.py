@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
@@ -57,10 +58,33 @@ _NOT_PUBLIC = tuple(
 _UNICAST = ipaddress.ip_network("2000::/3")
 
 
+_LOOKUPS_AT_ONCE = 32
+_LOOKING_UP = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, thread_name_prefix="resolver")
+"""Threads of their own: a look-up cannot be ended, and its name server may be anybody's. In the threads that everything
+else shares, eight of one source would keep all others from theirs."""
+_lookups: dict[tuple[str, int], Future[list[str]]] = {}
+"""The look-ups that have not ended: whoever asks for the same name meanwhile waits for the same one."""
+
+
 async def system_resolver(host: str, port: int) -> Sequence[str]:
     """Resolve a name as the operating system does."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
+    if (lookup := _lookups.get((host, port))) is None:
+        lookup = _lookups[host, port] = Future()
+        lookup.set_running_or_notify_cancel()  # so that nobody who gives up ends it for the others
+        _LOOKING_UP.submit(_look_up, host, port, lookup)
+    return await asyncio.wrap_future(lookup)
+
+
+def _look_up(host: str, port: int, lookup: Future[list[str]]) -> None:
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
+    except BaseException as error:  # noqa: BLE001 — whoever waits for it gets it
+        del _lookups[host, port]
+        lookup.set_exception(error)
+    else:
+        del _lookups[host, port]
+        lookup.set_result(addresses)
 
 
 def is_public(address: str) -> bool:
