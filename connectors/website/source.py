@@ -37,6 +37,8 @@ PAGE_LISTED = 100
 MAX_CRAWL_DELAY_SECONDS = 30.0
 MAX_VALIDATOR_CHARACTERS = 200
 """Longer etags are not kept: pages are then requested without conditions."""
+CHECKED_AT_ONCE = 8
+"""The pages that a listing has on disk at a time."""
 SAVE_SECONDS = 60.0
 """Between two times that the responses to earlier requests are saved: those of 50,000 pages may take 300 MB."""
 MAX_CANONICAL_HOPS = 10
@@ -97,6 +99,8 @@ class Website(SmallSource):
         self._known: dict[str, KnownPage] | None = None
         self._is_saved, self._saved_at = True, time.monotonic()
         self._failures = Failures()
+        self._checks = asyncio.Semaphore(CHECKED_AT_ONCE)
+        self._examining = asyncio.Lock()
         self._pace = asyncio.Lock()
         self._next_request = 0.0
         """When the next request may be sent, on time.monotonic()."""
@@ -275,6 +279,10 @@ class Website(SmallSource):
             conditions["if-none-match"] = known.etag
         elif known is not None and known.last_modified:
             conditions["if-modified-since"] = known.last_modified
+        async with self._checks:
+            return await self._checked(url, known, conditions)
+
+    async def _checked(self, url: str, known: KnownPage | None, conditions: Mapping[str, str]) -> KnownPage:
         with temporary_file(self._reading) as file:
             fetched = await self._request_page(url, file, conditions)
             if fetched.status == 304 and known is not None:
@@ -290,7 +298,8 @@ class Website(SmallSource):
                 body.seek(0)
                 return digest, head_of(body.read(MAX_HEAD_BYTES), fetched.url, fetched.media_type, fetched.headers)
 
-        digest, head = await asyncio.to_thread(examined)
+        async with self._examining:  # in one of the threads of all sources: a head takes up to half a second
+            digest, head = await asyncio.to_thread(examined)
         canonical = head.canonical or normalised(fetched.url, url)
         known = KnownPage(
             digest=digest,

@@ -8,6 +8,8 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
+from time import sleep
 from typing import Any
 
 import pytest
@@ -252,6 +254,29 @@ async def test_a_large_page_is_not_held_in_memory(desk: Desk) -> None:
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+async def test_pages_of_a_site_take_one_thread_and_little_disk_at_a_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred heads of half a second each kept all threads from other sources."""
+    examining, most_files, together = Lock(), 0, False
+
+    def examined(*details: Any) -> Any:
+        nonlocal most_files, together
+        together = together or not examining.acquire(blocking=False)
+        most_files = max(most_files, sum(1 for _ in (desk.folder / "reading").iterdir()))
+        sleep(0.03)
+        if examining.locked():
+            examining.release()
+        return head_of(*details)
+
+    for number in range(40):
+        desk.page(f"/{number}")
+    monkeypatch.setattr("connectors.website.source.head_of", examined)
+    assert len(await listing(desk.source())) == 40
+    assert not together
+    assert most_files <= 8
 
 
 async def test_what_is_known_of_pages_is_not_written_again_for_each_hundred_of_them(
