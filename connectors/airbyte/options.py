@@ -65,6 +65,8 @@ class AirbyteOptions(ReadersOptions):
     """A program that writes nothing for so long is ended."""
     max_record_bytes: int = Field(16 * 1024 * 1024, ge=1_024)
     """A longer message of the program is refused."""
+    max_records_bytes: int = Field(8 * 1024**3, ge=1024**2)
+    """The most that the records of all streams may take on disk."""
 
     @field_validator("program")
     @classmethod

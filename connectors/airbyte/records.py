@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
-from connectors.row_file import open_rows
+from connectors.row_file import open_rows, within
 from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true
 from pipeline.core.errors import Misconfigured
 
@@ -84,8 +84,9 @@ class RecordsFile:
     followed it in the same run, or the run read the stream to its end; the state is thus never ahead of the records.
     (Programs were seen to write the last state although they failed, or before its records.) Methods block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self._path = folder / "records.sqlite"
+        self._max_bytes = max_bytes
         self._file: sqlite3.Connection | None = None
         self._using = Lock()
         self._streams: dict[StreamName, Stream] = {}
@@ -100,7 +101,7 @@ class RecordsFile:
 
     def _database(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = open_rows(self._path)
+            self._file = open_rows(self._path, self._max_bytes)
             self._file.executescript(SCHEMA)
             self._file.execute("INSERT OR IGNORE INTO facts VALUES ('epoch', ?)", [uuid.uuid4().hex])
         return self._file
@@ -158,8 +159,8 @@ class RecordsFile:
         return due
 
     def fold(self, run: int, messages: Iterable[Record | State | Unstorable]) -> None:
-        """Store records, and the states that they follow."""
-        with self._using, self._database() as file:
+        """Store records, and the states that they follow. Raises Misconfigured when the file is full."""
+        with self._using, within("max_records_bytes"), self._database() as file:
             file.execute("BEGIN")
             change = self._number(file, "change")
             for message in messages:

@@ -93,7 +93,7 @@ class Airbyte(SmallSource):
     def __init__(self, options: AirbyteOptions, context: Context) -> None:
         super().__init__(options, context)
         self._program = Program(options, context.folder)
-        self._file = RecordsFile(context.folder)
+        self._file = RecordsFile(context.folder, options.max_records_bytes)
         self._running = asyncio.Lock()
         self._catalog: Mapping[StreamName, Mapping[str, Any]] | None = None
         self._streams: Mapping[str, Stream] = {}

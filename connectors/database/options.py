@@ -62,6 +62,8 @@ class DatabaseOptions(RowOptions, ReadersOptions):
     connectors of Kafka Connect and Debezium's ExtractNewRecordState write them."""
     kafka: KafkaOptions | None = None
     """The cluster that has the topic."""
+    max_topic_bytes: int = Field(8 * 1024**3, ge=1024**2)
+    """The most that the rows of the topic may take on disk."""
     table: str | None = None
     """The table or view to read, with its schema if it needs one: ``support.tickets``."""
     query: str | None = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
-from connectors.row_file import open_rows
+from connectors.row_file import open_rows, within
 from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
@@ -119,7 +119,7 @@ class TopicTable:
 
     def _database(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = open_rows(self._path)
+            self._file = open_rows(self._path, self._options.max_topic_bytes)
             self._file.executescript(SCHEMA)
         return self._file
 
@@ -163,7 +163,7 @@ class TopicTable:
 
     def _fold(self, records: Sequence[Followed], partition: int, following: int, partitions: int) -> None:
         """Fold a batch, and store the position after it, in one transaction."""
-        with self._using:
+        with self._using, within("max_topic_bytes"):
             file = self._database()
             file.execute("BEGIN")
             try:
@@ -172,7 +172,8 @@ class TopicTable:
                 file.execute("INSERT OR REPLACE INTO positions VALUES (?, ?)", [partition, following])
                 file.execute("COMMIT")
             except BaseException:
-                file.execute("ROLLBACK")
+                if file.in_transaction:  # a full file has ended it
+                    file.execute("ROLLBACK")
                 raise
 
     def _fold_record(self, file: sqlite3.Connection, record: Followed, partitions: int) -> None:

@@ -10,11 +10,12 @@ import pytest
 from connectors.airbyte.messages import Record, StreamName, parsed
 from connectors.airbyte.options import StreamOptions
 from connectors.airbyte.records import RecordsFile, Stream
+from pipeline.core.errors import Misconfigured
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> Iterator[RecordsFile]:
-    file = RecordsFile(tmp_path)
+    file = RecordsFile(tmp_path, 1024**2)
     yield file
     file.close()
 
@@ -56,3 +57,19 @@ def test_a_page_of_large_records_ends_early_and_loses_none(
         read += [id_ for id_, _, _ in page]
     assert read == [f"notes/{id_}" for id_ in ids]
     assert len(records.rows(read)) == 9
+
+
+def test_a_program_that_writes_without_end_fills_no_disk(records: RecordsFile) -> None:
+    run, _ = records.begin([stream("id")], [], reread=False)
+
+    def write_on() -> None:
+        for number in range(200):
+            records.fold(run, [record(f"{number}", body="x" * 10_000)])
+
+    with pytest.raises(Misconfigured, match="max_records_bytes"):
+        write_on()
+    assert 50 < len(records.page("", 500, ["notes"])) < 110
+    records.begin([], [], reread=False)  # the stream is no longer declared
+    run, _ = records.begin([stream("id")], [], reread=False)
+    records.fold(run, [record("a", body="x" * 10_000)])
+    assert len(records.page("", 500, ["notes"])) == 1

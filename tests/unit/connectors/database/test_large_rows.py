@@ -14,6 +14,7 @@ from connectors.database.source import Database
 from connectors.declared import options
 from connectors.set_aside import SetAside
 from connectors.source import Context, Document, Entry, Listed, Unreadable
+from pipeline.core.errors import Misconfigured
 from pipeline.kafka.follow import Ends, Followed
 
 LARGE = "x" * 100_000
@@ -50,12 +51,12 @@ def table(folder: Path, rows: Sequence[tuple[Any, ...]], *, key: str = "id", **m
     return source(folder, {"table": "tickets", "id": [key], **more}, {"PENSTOCK_S_DSN": dsn})
 
 
-def topic(folder: Path, rows: Sequence[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Database:
+def topic(folder: Path, rows: Sequence[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, **more: Any) -> Database:
     values = [json.dumps(dict(zip(("id", "subject", "body", "team"), row, strict=True))).encode() for row in rows]
     records = [Followed(0, at, str(at).encode(), value) for at, value in enumerate(values)]
     monkeypatch.setattr(Topic, "records", records)
     monkeypatch.setattr("connectors.database.topic.Follower", Topic)
-    return source(folder, {"topic": "t", "kafka": {"bootstrap": "k:1"}, "format": "flat"}, {})
+    return source(folder, {"topic": "t", "kafka": {"bootstrap": "k:1"}, "format": "flat", **more}, {})
 
 
 def source(folder: Path, more: Mapping[str, Any], environment: Mapping[str, str]) -> Database:
@@ -117,4 +118,14 @@ async def test_a_value_that_no_document_can_hold_is_not_retained(
     assert isinstance(fine, Document)
     listed = {entry.external_id: entry for page in await listed_pages(database) for entry in page}
     assert listed["1"].revision == large.revision
+    await database.close()
+
+
+async def test_a_topic_of_very_many_bytes_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(number, f"Subject {number}", LARGE, "staff") for number in range(30)]
+    database = topic(tmp_path, rows, monkeypatch, max_topic_bytes=2 * 1024**2)
+    with pytest.raises(Misconfigured, match="max_topic_bytes"):
+        await listed_pages(database)
+    monkeypatch.setattr(Topic, "records", Topic.records[:9])
+    assert sum(map(len, await listed_pages(database))) == 9
     await database.close()
