@@ -298,8 +298,13 @@ class TopicTable:
         """Return the row without the values that are not known: all, after a record with a problem."""
         if problem is not None:
             return _Row({name: row[name] for name in self._options.id}, NoValue(problem))
-        row = bounded(row, self._options.id)
-        return _Row({name: UNKNOWN if is_unavailable(value) else value for name, value in row.items()})
+        ids = self._options.id  # Debezium logs the values of keys: whoever has the name of its placeholder is a row
+        return _Row(
+            {
+                name: UNKNOWN if is_unavailable(value) and name not in ids else value
+                for name, value in bounded(row, ids).items()
+            }
+        )
 
 
 def _tombstones_last(topic: str, settings: Mapping[str, str]) -> timedelta:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from connectors.database.envelopes import PLACEHOLDER
 from connectors.database.source import Database
 from connectors.declared import options
 from connectors.set_aside import SetAside
@@ -128,4 +129,14 @@ async def test_a_topic_of_very_many_bytes_fills_no_disk(tmp_path: Path, monkeypa
         await listed_pages(database)
     monkeypatch.setattr(Topic, "records", Topic.records[:9])
     assert sum(map(len, await listed_pages(database))) == 9
+    await database.close()
+
+
+async def test_a_row_whose_id_is_the_placeholder_of_debezium_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The author of one id stopped the reading of all rows, and so every revocation among them."""
+    rows = [(1, "One", "Text.", "staff"), (PLACEHOLDER, "Two", "Text.", "staff")]
+    database = topic(tmp_path, rows, monkeypatch)
+    assert [entry.external_id for page in await listed_pages(database) for entry in page] == ["1", PLACEHOLDER]
     await database.close()
