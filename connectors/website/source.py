@@ -28,7 +28,7 @@ from connectors.website.listings import MAX_SITEMAPS, BadListing, Listing, Room,
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, MAX_HEAD_BYTES, Head, head_of
 from connectors.website.robots import MAX_ROBOTS_BYTES, parsed_robots
-from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError
 from pipeline.core.retry import http_date
 from pipeline.runtime.tasks import gather_or_cancel
 from topics.messages import Metadata
@@ -96,6 +96,8 @@ class Website(SmallSource):
         self._robots: Protego | None = None
         self._pages: dict[str, str | None] | None = None
         """By address: the sitemap's ``lastmod``. None: nothing was listed yet."""
+        self._is_partial = False
+        """Whether a listing could not be read: the pages that it names are not known."""
         self._known: dict[str, KnownPage] | None = None
         self._is_saved, self._saved_at = True, time.monotonic()
         self._failures = Failures()
@@ -116,7 +118,7 @@ class Website(SmallSource):
     async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         await asyncio.to_thread(remove_abandoned, self._reading)
         pages, unlisted = await self._read_listings()
-        self._pages = pages
+        self._pages, self._is_partial = pages, bool(unlisted)
         self._known = {url: known for url, known in self._known_pages().items() if url in pages}
         failing: dict[str, str] = {}
         missing: set[str] = set()
@@ -322,10 +324,21 @@ class Website(SmallSource):
 
     # Reading
 
-    async def read(self, external_id: str) -> Entry:
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        """Read pages. Those that may be in a listing that could not be read are left out: whether they are documents is
+        not known."""
         if self._pages is None:  # after a restart
-            self._pages, _ = await self._read_listings()
+            pages, unlisted = await self._read_listings()
+            self._pages, self._is_partial = pages, bool(unlisted)
+        if self._is_partial:
+            external_ids = [id_ for id_ in external_ids if id_ in self._pages]
+        return await super().fetch(external_ids)
+
+    async def read(self, external_id: str) -> Entry:
+        assert self._pages is not None
         if external_id not in self._pages:
+            if self._is_partial:  # since a listing that has ended in between
+                raise Deferred("a listing that may name the page could not be read")
             return Gone(external_id)
         lastmod = self._pages[external_id] if self.options.trust_lastmod else None
         try:

@@ -456,6 +456,28 @@ async def test_a_listing_that_cannot_be_read_deletes_nothing(desk: Desk) -> None
         await entries(desk.source(sitemaps=["/none.xml"]))
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_page_of_a_listing_that_cannot_be_read_is_not_gone(desk: Desk, is_restarted: bool) -> None:
+    """Whatever asked for such a page, an event or an operator, had it deleted."""
+    a, b = desk.page("/a"), desk.page("/b")
+    desk.site.unlisted |= {"/b", "/more.xml"}
+    desk.site.pages["/more.xml"] = f"<urlset><url><loc>{b}</loc></url></urlset>".encode()
+    sitemaps = ["/sitemap.xml", "/more.xml"]
+    source = desk.source(sitemaps=sitemaps)
+    assert list(await listing(source)) == [a, b]
+    desk.site.statuses["/more.xml"] = 503
+    if is_restarted:
+        source = desk.source(sitemaps=sitemaps)
+    else:
+        assert len(await entries(source)) == 2
+    assert [entry.external_id for entry in await source.fetch([a, b])] == [a]
+    del desk.site.statuses["/more.xml"]
+    assert list(await listing(source)) == [a, b]
+    desk.site.pages["/more.xml"] = b"<urlset/>"
+    assert list(await listing(source)) == [a]
+    assert await one(source, b) == Gone(b)
+
+
 def redirect(desk: Desk, path: str, to: str) -> str:
     desk.site.pages[path] = b""
     desk.site.statuses[path] = 302
