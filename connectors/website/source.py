@@ -119,7 +119,8 @@ class Website(SmallSource):
         await asyncio.to_thread(remove_abandoned, self._reading)
         pages, unlisted = await self._read_listings()
         self._pages, self._is_partial = pages, bool(unlisted)
-        self._known = {url: known for url, known in self._known_pages().items() if url in pages}
+        if not unlisted or len(self._known_pages()) > 2 * self.options.max_pages:
+            self._known = {url: known for url, known in self._known_pages().items() if url in pages}
         failing: dict[str, str] = {}
         missing: set[str] = set()
         if not pages:
@@ -478,9 +479,8 @@ class Website(SmallSource):
     async def _save_known(self) -> None:
         if not self._is_saved:
             self._is_saved = True
-            pages = [(url, known) for url, known in self._known_pages().items() if url in (self._pages or {})]
             try:
-                await asyncio.to_thread(self._write_known, pages)
+                await asyncio.to_thread(self._write_known, list(self._known_pages().items()))
             except BaseException:
                 self._is_saved = False
                 raise

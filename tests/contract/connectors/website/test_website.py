@@ -313,6 +313,23 @@ async def test_pages_that_left_the_sitemap_are_not_remembered(desk: Desk) -> Non
     assert remembered() - before == 3
 
 
+async def test_what_is_known_of_the_pages_of_a_listing_is_remembered_while_it_fails(desk: Desk) -> None:
+    """A minute of failures had all pages of the listing requested in full, and one that failed itself was missing."""
+    a, b, c = desk.page("/a"), desk.page("/b"), desk.page("/c")
+    desk.site.unlisted |= {"/b", "/c", "/more.xml"}
+    desk.site.pages["/more.xml"] = f"<urlset><url><loc>{b}</loc></url><url><loc>{c}</loc></url></urlset>".encode()
+    source = desk.source(sitemaps=["/sitemap.xml", "/more.xml"])
+    assert list(await listing(source)) == [a, b, c]
+    desk.site.statuses["/more.xml"] = 503
+    desk.page("/a", "Other text.")  # so that the file is written
+    assert len(await entries(source)) == 2
+    desk.site.statuses = {"/c": 503}
+    desk.requested()
+    source = desk.source(sitemaps=["/sitemap.xml", "/more.xml"])
+    assert list(await listing(source)) == [a, b, c]
+    assert ("/b", 304) in desk.requested()
+
+
 async def test_pages_of_a_feed_that_are_gone_are_forgotten_at_once(desk: Desk) -> None:
     """Each of 50,000 pages that answered 404 had the addresses of all others read and written."""
     items = "".join(f"<item><link>{desk.site.base}/{number}</link></item>" for number in range(5))
