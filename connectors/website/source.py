@@ -470,8 +470,9 @@ class Website(SmallSource):
         known: dict[str, KnownPage] = {}
         try:
             with self._file.open(encoding="utf-8") as file:
-                for url, fields in map(json.loads, file):
-                    known[url] = KnownPage(**fields)
+                for line in map(json.loads, file):  # the file of an earlier release is one object
+                    for url, fields in line.items() if isinstance(line, dict) else [line]:
+                        known[url] = KnownPage(**fields)
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
         return known

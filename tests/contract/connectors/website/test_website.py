@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -311,6 +312,18 @@ async def test_pages_that_left_the_sitemap_are_not_remembered(desk: Desk) -> Non
             desk.page(f"/{number}-{page}")
         assert len(await listing(source)) == 3
     assert remembered() - before == 3
+
+
+async def test_what_an_earlier_release_knew_of_pages_is_remembered(desk: Desk) -> None:
+    """It wrote one object; without it, an upgrade requested every page of every site in full."""
+    a = desk.page("/a")
+    before = await listing(desk.source())
+    file = desk.folder / "pages.json"
+    file.write_text(json.dumps(dict(map(json.loads, file.read_text().splitlines()))))
+    desk.requested()
+    assert await listing(desk.source()) == before
+    assert list(before) == [a]
+    assert desk.requested() == [("/a", 304)]
 
 
 async def test_what_is_known_of_the_pages_of_a_listing_is_remembered_while_it_fails(desk: Desk) -> None:
