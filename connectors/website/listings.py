@@ -32,6 +32,8 @@ LISTED_PAGE_BYTES = 2_000
 language."""
 MAX_URL_BYTES = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000 bytes."""
+MAX_DECODED = 3
+"""How often a path may have been encoded."""
 _DOTS = frozenset({".", ".."})
 _BASE = "{http://www.w3.org/XML/1998/namespace}base"
 _GZIP = b"\x1f\x8b"
@@ -120,12 +122,24 @@ def normalised(location: str | None, base: str) -> str | None:
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         return None
-    if not _DOTS.isdisjoint(unquote(parts.path).replace("\\", "/").split("/")):
+    if _leads_elsewhere(parts.path):
         return None
     default = {"http": 80, "https": 443}[parts.scheme]
     host = parts.hostname if port in (None, default) else f"{parts.hostname}:{port}"
     url = parts._replace(netloc=host, path=parts.path or "/").geturl()
     return url if url.isprintable() and len(url.encode()) <= MAX_URL_BYTES else None
+
+
+def _leads_elsewhere(path: str) -> bool:
+    """Return whether a server may read another path than the one that is written: some leave out what follows a
+    semicolon (``/public/..;/private``), and some decode a path more than once."""
+    for _ in range(MAX_DECODED + 1):
+        if any(segment.partition(";")[0] in _DOTS for segment in path.replace("\\", "/").split("/")):
+            return True
+        if (decoded := unquote(path)) == path:
+            return False
+        path = decoded
+    return True
 
 
 def _plain(body: bytes, url: str, most: int) -> Listing:
