@@ -27,9 +27,8 @@ MAX_ELEMENT_BYTES = 2 * 1024 * 1024
 """The longest tag or text."""
 MAX_LINE_CHARACTERS = 10_000
 PIECE_BYTES = 64 * 1024
-LISTED_PAGE_BYTES = 2_000
-"""For each page that a site may have: an entry has up to 500 bytes, and as many for each alternative in another
-language."""
+LISTED_PAGE_BYTES = 8_000
+"""For each page that a site may have: an entry with thirty languages has 4 kB, one with twenty pictures 5 kB."""
 MAX_URL_BYTES = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000 bytes."""
 MAX_DECODED = 3

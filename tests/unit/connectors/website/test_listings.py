@@ -303,6 +303,16 @@ def test_all_listings_of_a_site_have_a_bounded_number_of_bytes_together() -> Non
     assert Room.of(0).of_one == Room.of(50_000).of_one == MAX_LISTING_BYTES
 
 
+def test_a_site_in_thirty_languages_with_many_pictures_has_room() -> None:
+    """Its last sitemaps were never read: nothing of them was updated or deleted any more."""
+    language = '<xhtml:link rel="alternate" hreflang="en-GB" href="https://shop.example.com/en-gb/category/product-1"/>'
+    picture = (
+        "<image:image><image:loc>https://shop.example.com/pictures/product-1/large-1.jpg</image:loc></image:image>"
+    )
+    entry = f"<url><loc>https://shop.example.com/en-gb/category/product-1</loc>{language * 30}{picture * 20}</url>"
+    assert Room.of(50_000).bytes > 50_000 * len(entry) > 250_000_000
+
+
 def test_entities_are_not_expanded_and_no_file_is_read() -> None:
     bomb = "<!DOCTYPE u [<!ENTITY a 'https://docs.example.com/'><!ENTITY b SYSTEM 'file:///etc/passwd'>]>"
     listing = parse(f"{bomb}<urlset><url><loc>&a;</loc></url><url><loc>&b;</loc></url></urlset>".encode(), BASE)
