@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import string
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -19,8 +21,8 @@ from pipeline.core.errors import Misconfigured
 from topics.messages import MAX_CONTENT_BYTES, MAX_TAGS, Scalar
 
 PAGE_BYTES = 16 * 1024 * 1024
-"""A page of rows ends early when it has so many bytes: a row may have a hundred megabytes, and a page a thousand of
-them."""
+"""A page of rows ends early when it takes so much memory: a row may have a hundred megabytes, and a page a thousand of
+them. No list or object of a row takes more."""
 Row = Mapping[str, Any]
 """Values by column."""
 Key = tuple[Any, ...]
@@ -41,6 +43,7 @@ class NoValue:
 
 
 TOO_LARGE = NoValue("holds more than 4 MiB: shorten it")
+TOO_MANY = NoValue("holds lists or objects of too many values: shorten them")
 
 
 class Template:
@@ -121,7 +124,7 @@ class Template:
             document = replace(
                 state,
                 title=self._text(self._options.title, row),
-                content=self._text(self._options.text, row),
+                content=self._content(row),
                 media_type=self._options.media_type,
                 source_url=self._url(row),
                 author=self._text(self._options.author, row) or None if self._options.author else None,
@@ -176,6 +179,12 @@ class Template:
 
     def _text(self, template: str, row: Row) -> str:
         return _filled(template, lambda column: text_of(column, value_of(column, row)))
+
+    def _content(self, row: Row) -> str:
+        content = self._text(self._options.text, row)
+        if _is_too_long(content):  # of several columns together
+            raise BadValue("the text holds more than 4 MiB: shorten it")
+        return content
 
     def _url(self, row: Row) -> str | None:
         template = self._options.url
@@ -260,29 +269,41 @@ def text_of(column: str, value: object) -> str:
             raise BadValue(f"the column {column} holds {type(value).__name__}, not text: convert it in the query")
 
 
-def size_of(row: Row) -> int:
-    """Return about how many bytes the values of a row take."""
-    total, waiting = 0, list(row.values())
-    while waiting:
+def size_of(value: object, most: float = math.inf) -> int:
+    """Return about how many bytes of memory a value takes. most: it is not counted further than that."""
+    total, waiting = 0, [value]
+    while waiting and total <= most:
         value = waiting.pop()
-        if isinstance(value, str | bytes | memoryview):
-            total += len(value)
-        elif isinstance(value, list | tuple):
+        total += value.nbytes if isinstance(value, memoryview) else sys.getsizeof(value)
+        if isinstance(value, list | tuple | set | frozenset):
             waiting += value
         elif isinstance(value, dict):
             waiting += [*value, *value.values()]
-        total += 16
     return total
 
 
 def bounded(row: Row, key: Collection[str]) -> dict[str, Any]:
     """Return the row without values that no document can hold, but with those that identify it."""
-    return {
-        name: TOO_LARGE
-        if isinstance(value, str | bytes | memoryview) and len(value) > MAX_CONTENT_BYTES and name not in key
-        else value
-        for name, value in row.items()
-    }
+    return {name: value if name in key else _bounded(value) for name, value in row.items()}
+
+
+def _bounded(value: Any) -> Any:
+    match value:
+        case str():
+            return TOO_LARGE if _is_too_long(value) else value
+        case bytes() | memoryview():
+            return TOO_LARGE if len(value) > MAX_CONTENT_BYTES else value
+        case list() | tuple() | set() | frozenset() | dict():
+            return TOO_MANY if size_of(value, PAGE_BYTES) > PAGE_BYTES else value
+        case _:
+            return value
+
+
+def _is_too_long(text: str) -> bool:
+    """Return whether no document can hold a text: in UTF-8 a character may have four bytes."""
+    if text.isascii() or len(text) > MAX_CONTENT_BYTES:
+        return len(text) > MAX_CONTENT_BYTES
+    return len(text) > MAX_CONTENT_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > MAX_CONTENT_BYTES
 
 
 def has_surrogates(text: str) -> bool:

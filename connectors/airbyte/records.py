@@ -7,21 +7,22 @@ import hashlib
 import json
 import sqlite3
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
 from connectors.row_file import open_rows, within
-from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true
+from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true, size_of
 from pipeline.core.errors import Misconfigured
 
+T = TypeVar("T")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     id TEXT PRIMARY KEY, stream TEXT NOT NULL, row TEXT, change INTEGER NOT NULL, run INTEGER NOT NULL
@@ -255,11 +256,20 @@ class RecordsFile:
         """Return the first records of these streams after an id: id, stream and row."""
         marks = ", ".join("?" * len(streams))
         where = f"id > ? AND stream IN ({marks}) ORDER BY id LIMIT ?"
-        return self._select(where, [after, *streams, limit], most_bytes=PAGE_BYTES)
+        page: list[tuple[str, str, Row]] = []
+        size = 0
+        with self._using:
+            for selected in self._select(where, [after, *streams, limit]):
+                page.append(selected)
+                if (size := size + size_of(selected)) > PAGE_BYTES:
+                    break
+        return page
 
-    def rows(self, ids: Sequence[str]) -> list[tuple[str, str, Row]]:
+    def rows(self, ids: Sequence[str], use: Callable[[Iterable[tuple[str, str, Row]]], T]) -> T:
+        """Return what ``use`` makes of these records, of which one at a time is in memory."""
         marks = ", ".join("?" * len(ids))
-        return self._select(f"id IN ({marks}) ORDER BY id", ids)
+        with self._using:
+            return use(self._select(f"id IN ({marks}) ORDER BY id", ids))
 
     def position(self) -> tuple[str, int]:
         """Return the making of the file, and the number of the last change."""
@@ -298,21 +308,12 @@ class RecordsFile:
     def _refuse(self, file: sqlite3.Connection, label: str, reason: str) -> None:
         file.execute("INSERT OR IGNORE INTO refused VALUES (?, ?)", [label, reason])
 
-    def _select(
-        self, where: str, values: Sequence[Any], *, most_bytes: int | None = None
-    ) -> list[tuple[str, str, Row]]:
-        """most_bytes: the records after those that take so many are left out."""
+    def _select(self, where: str, values: Sequence[Any]) -> Iterator[tuple[str, str, Row]]:
+        """The caller holds the lock until it has read them."""
         keys = {stream.label: stream.key for stream in self._streams.values()}
-        selected: list[tuple[str, str, Row]] = []
-        size = 0
-        with self._using:
-            statement = f"SELECT id, stream, row FROM records WHERE row IS NOT NULL AND {where}"  # noqa: S608 — callers hand constants
-            for id_, label, row in self._database().execute(statement, values):
-                selected.append((id_, label, bounded(json.loads(row), keys.get(label, ()))))
-                size += len(row)
-                if most_bytes is not None and size > most_bytes:
-                    break
-        return selected
+        statement = f"SELECT id, stream, row FROM records WHERE row IS NOT NULL AND {where}"  # noqa: S608 — callers hand constants
+        for id_, label, row in self._database().execute(statement, values):
+            yield id_, label, bounded(json.loads(row), keys.get(label, ()))
 
     def _number(self, file: sqlite3.Connection, name: str) -> int:
         stored = file.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -206,7 +206,7 @@ class Airbyte(SmallSource):
         exist is not known."""
         await self._require_run()
         read_at = await asyncio.to_thread(self._file.read_at)
-        entries = self._entries(await asyncio.to_thread(self._file.rows, external_ids), read_at)
+        entries = await asyncio.to_thread(self._file.rows, external_ids, lambda rows: self._entries(rows, read_at))
         known = {entry.external_id: entry for entry in entries}
         for id_ in external_ids:
             label = self._label_of(id_)
@@ -222,7 +222,7 @@ class Airbyte(SmallSource):
         labels = [label for label in read_at if label in self._streams and label not in self._failed]
         return self._entries(await asyncio.to_thread(self._file.page, after, limit, labels), read_at)
 
-    def _entries(self, rows: Sequence[tuple[str, str, Row]], read_at: Mapping[str, datetime]) -> Sequence[Entry]:
+    def _entries(self, rows: Iterable[tuple[str, str, Row]], read_at: Mapping[str, datetime]) -> Sequence[Entry]:
         entries: list[Entry] = []
         for _, label, row in rows:
             if label in self._streams:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from connectors.database.options import DatabaseOptions
 from connectors.database.sql import Table
@@ -12,6 +12,7 @@ from connectors.rows import Key, Row, external_id, key_of
 from connectors.source import Cursor
 from pipeline.core.errors import Misconfigured
 
+T = TypeVar("T")
 MAX_AHEAD = timedelta(days=1)
 """A time of change further in the future is no time to continue from."""
 
@@ -25,8 +26,9 @@ class Reading(Protocol):
         least two are in one page, the last one."""
         ...
 
-    async def rows(self, columns: Sequence[str], ids: Sequence[str]) -> Sequence[Row]:
-        """Return the rows with these external ids."""
+    async def rows(self, columns: Sequence[str], ids: Sequence[str], use: Callable[[Iterable[Row]], T]) -> T:
+        """Return what ``use``, which is called in a thread, makes of the rows with these external ids: they are in
+        memory one at a time."""
         ...
 
     async def start(self) -> Cursor | None:
@@ -65,10 +67,10 @@ class SqlReading:
             last = external_id(key)
             yield [*page, *(row for row in following if external_id(self._key_of_row(row)) == last)]
 
-    async def rows(self, columns: Sequence[str], ids: Sequence[str]) -> Sequence[Row]:
+    async def rows(self, columns: Sequence[str], ids: Sequence[str], use: Callable[[Iterable[Row]], T]) -> T:
         keys = [key for id_ in ids if (key := await self._key(id_)) is not None]
-        rows: Sequence[Row] = await self._blocking(self._table.with_keys, columns, keys)
-        return rows
+        used: T = await self._blocking(self._table.with_keys, columns, keys, use)
+        return used
 
     async def start(self) -> Cursor | None:
         if self._options.changed is None:

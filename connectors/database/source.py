@@ -63,7 +63,7 @@ class Database(SmallSource):
             yield Page(entries, {"after": self._template.external_id(rows[-1])})
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        entries = self._template.entries(await self._reading.rows(self._template.columns, external_ids))
+        entries = await self._reading.rows(self._template.columns, external_ids, self._template.entries)
         return [entries.get(id_, Gone(id_)) for id_ in external_ids]
 
     async def start(self) -> Cursor | None:

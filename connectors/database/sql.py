@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -16,10 +16,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from connectors.database.options import DatabaseOptions
-from connectors.rows import PAGE_BYTES, Key, NoValue, Row, bounded, size_of
+from connectors.rows import PAGE_BYTES, TOO_LARGE, Key, NoValue, Row, bounded, size_of
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.retry import classify_sqlstate
 from pipeline.stores.postgres import refused
+from topics.messages import MAX_CONTENT_BYTES
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 POOL_RECYCLE_SECONDS = 1_800
@@ -65,14 +68,17 @@ class Table:
         rows, is_cut = self._read(statement, PAGE_BYTES)
         return rows, is_cut or len(rows) > limit
 
-    def with_keys(self, columns: Sequence[str], keys: Sequence[Key]) -> list[Row]:
-        """Return the rows with these keys, in any order."""
+    def with_keys(self, columns: Sequence[str], keys: Sequence[Key], use: Callable[[Iterable[Row]], T]) -> T:
+        """Return what ``use`` makes of the rows with these keys, which arrive in any order."""
+        if not keys:
+            return use(())
         source = self._source(columns)
         names = self._options.id
         same = [
             sa.and_(*(source.c[name] == _value(value) for name, value in zip(names, key, strict=True))) for key in keys
         ]
-        return self._rows(sa.select(source).where(sa.or_(*same))) if keys else []
+        with self._every(sa.select(source).where(sa.or_(*same))) as rows:
+            return use(rows)
 
     def changed_page(self, columns: Sequence[str], since: datetime | None, after: Key | None, limit: int) -> list[Row]:
         """Return the first rows that changed after ``since``, by that time and key. after: the last row's time and key
@@ -124,13 +130,18 @@ class Table:
         """Return rows, and whether some are left out: those after the first one that follows so many bytes."""
         rows: list[Row] = []
         size = 0
-        with self._connection() as connection, closing(self._one_by_one(connection, statement)) as every:
+        with self._every(statement) as every:
             for row in every:
-                rows.append(bounded(row, self._options.id))
+                rows.append(row)
                 if size > most_bytes:
                     return rows, True
                 size += size_of(rows[-1])
         return rows, False
+
+    @contextmanager
+    def _every(self, statement: sa.Select[Any]) -> Iterator[Iterator[Row]]:
+        with self._connection() as connection, closing(self._one_by_one(connection, statement)) as rows:
+            yield (bounded(row, self._options.id) for row in rows)
 
     def _one_by_one(
         self, connection: Connection, statement: sa.Select[Any]
@@ -231,7 +242,10 @@ def _read_any_value(connection: Any) -> None:
 
 
 def _json(text: str | bytes) -> Any:
-    """Return the value of a column of JSON, unless it is nested a thousand times or has a number of 5,000 digits."""
+    """Return the value of a column of JSON, unless it is nested a thousand times or has a number of 5,000 digits, or is
+    so long that it would take a gigabyte."""
+    if len(text) > MAX_CONTENT_BYTES:
+        return TOO_LARGE
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -8,20 +8,22 @@ import hashlib
 import json
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
 from connectors.row_file import open_rows, within
-from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates
+from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates, size_of
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
 from pipeline.core.errors import Misconfigured
 from pipeline.kafka.follow import Ends, Followed, Follower
+
+T = TypeVar("T")
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (
@@ -100,10 +102,9 @@ class TopicTable:
             yield [row for _, row in rows]
             reached = rows[-1][0]
 
-    async def rows(self, _columns: Sequence[str], ids: Sequence[str]) -> Sequence[Row]:
+    async def rows(self, _columns: Sequence[str], ids: Sequence[str], use: Callable[[Iterable[Row]], T]) -> T:
         await self._read_to_end()
-        marks = ", ".join("?" * len(ids))
-        return [row for _, row in await asyncio.to_thread(self._select, f"id IN ({marks}) ORDER BY id", ids)]
+        return await asyncio.to_thread(self._use, ids, use)
 
     async def start(self) -> Cursor:
         await self._read_to_end()
@@ -254,13 +255,20 @@ class TopicTable:
         return {"epoch": epoch, "offsets": {str(partition): next_ for partition, next_ in offsets}}
 
     def _page(self, after: str, limit: int) -> list[tuple[str, Row]]:
-        last, size = None, 0
+        rows: list[tuple[str, Row]] = []
+        size = 0
         with self._using:
-            statement = "SELECT id, length(row) FROM rows WHERE row IS NOT NULL AND id > ? ORDER BY id LIMIT ?"
-            for last, length in self._database().execute(statement, [after, limit]):  # noqa: B007 — used below
-                if (size := size + length) > PAGE_BYTES:
+            for id_, row in self._select("id > ? ORDER BY id", [after]):
+                if (len(rows) >= limit or size > PAGE_BYTES) and id_ != rows[-1][0]:
                     break
-        return [] if last is None else self._select("id > ? AND id <= ? ORDER BY id", [after, last])
+                rows.append((id_, row))
+                size += size_of(row)
+        return rows
+
+    def _use(self, ids: Sequence[str], use: Callable[[Iterable[Row]], T]) -> T:
+        marks = ", ".join("?" * len(ids))
+        with self._using:
+            return use(row for _, row in self._select(f"id IN ({marks}) ORDER BY id", ids))
 
     def _changed(self, cursor: Cursor, limit: int) -> tuple[list[str], Cursor] | None:
         now = self._position()
@@ -287,12 +295,11 @@ class TopicTable:
             ).fetchall()
         return [id_ for (id_,) in ids], reached
 
-    def _select(self, condition: str, values: Sequence[object]) -> list[tuple[str, Row]]:
-        """Return ids and rows that exist."""
-        with self._using:
-            statement = f"SELECT id, row, problem FROM rows WHERE row IS NOT NULL AND {condition}"  # noqa: S608 — callers hand constants
-            rows = self._database().execute(statement, values)  # a row at a time: the texts are as long as the rows
-            return [(id_, self._known(json.loads(row), problem)) for id_, row, problem in rows]
+    def _select(self, condition: str, values: Sequence[object]) -> Iterator[tuple[str, Row]]:
+        """Yield ids and rows that exist, a row at a time. The caller holds the lock until it has read them."""
+        statement = f"SELECT id, row, problem FROM rows WHERE row IS NOT NULL AND {condition}"  # noqa: S608 — callers hand constants
+        for id_, row, problem in self._database().execute(statement, values):
+            yield id_, self._known(json.loads(row), problem)
 
     def _known(self, row: dict[str, Any], problem: str | None) -> Row:
         """Return the row without the values that are not known: all, after a record with a problem."""

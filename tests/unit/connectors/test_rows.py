@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from connectors.database.options import DatabaseOptions
-from connectors.rows import BadValue, Template, external_id, is_true, key_of, tags_of, text_of, time_of
+from connectors.rows import (
+    BadValue,
+    NoValue,
+    Template,
+    bounded,
+    external_id,
+    is_true,
+    key_of,
+    tags_of,
+    text_of,
+    time_of,
+)
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
 
@@ -178,6 +190,15 @@ def test_values_of_a_row_cannot_leave_their_place_in_an_address() -> None:
 
 def test_braces_in_a_value_are_text() -> None:
     assert entry({}, body="{subject} {0} {}").content == "Printer\n\n{subject} {0} {}"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("values", [[[]] * 400_000, {"a": [0.5] * 3_000_000}])
+def test_lists_that_take_very_much_memory_are_not_retained(values: object) -> None:
+    """A value of JSON of a few megabytes can take a hundred."""
+    values = json.loads(json.dumps(values))  # the same list in many places would take none
+    row = bounded({"id": values, "body": values, "tags": ["a"] * 1_000, "vector": [0.5] * 1_536}, ["id"])
+    assert isinstance(row["body"], NoValue)
+    assert (row["id"], row["tags"], row["vector"]) == (values, ["a"] * 1_000, [0.5] * 1_536)
 
 
 def test_binary_values_are_no_text() -> None:

@@ -173,8 +173,13 @@ async def test_a_join_that_returns_a_row_for_each_reader_admits_nobody(desk: Des
 
 @pytest.mark.parametrize(
     "value",
-    ["repeat('[', 5000) || repeat(']', 5000)", "repeat('[', 600) || repeat(']', 600)", "repeat('9', 5000)"],
-    ids=["nested", "less nested", "digits"],
+    [
+        "repeat('[', 5000) || repeat(']', 5000)",
+        "repeat('[', 600) || repeat(']', 600)",
+        "repeat('9', 5000)",
+        "'[' || repeat('[],', 400000) || '1]'",
+    ],
+    ids=["nested", "less nested", "digits", "many lists"],
 )
 async def test_json_that_python_refuses_denies_its_row_and_no_other(desk: Desk, value: str) -> None:
     """The author of one value stopped the reading of all rows, and so every revocation among them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,23 @@ def test_a_page_of_large_records_ends_early_and_loses_none(
         assert len(page) <= 3
         read += [id_ for id_, _, _ in page]
     assert read == [f"notes/{id_}" for id_ in ids]
-    assert len(records.rows(read)) == 9
+    assert len(records.rows(read, list)) == 9
+
+
+def test_records_that_are_read_by_their_ids_are_in_memory_one_at_a_time(tmp_path: Path) -> None:
+    """50 records of 16 MB were, for one request."""
+    records = RecordsFile(tmp_path, 1024**3)
+    run, _ = records.begin([stream("id")], [], reread=False)
+    ids = [f"{number}" for number in range(9)]
+    records.fold(run, [record(id_, body="x" * 1_000_000) for id_ in ids])
+    tracemalloc.start()
+    try:
+        lengths = records.rows([f"notes/{id_}" for id_ in ids], lambda rows: [len(row["body"]) for _, _, row in rows])
+        assert tracemalloc.get_traced_memory()[1] < 6_000_000
+    finally:
+        tracemalloc.stop()
+        records.close()
+    assert lengths == [1_000_000] * 9
 
 
 def test_a_program_that_writes_without_end_fills_no_disk(records: RecordsFile) -> None:

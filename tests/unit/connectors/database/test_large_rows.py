@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,39 @@ async def test_a_value_that_no_document_can_hold_is_not_retained(
     assert isinstance(fine, Document)
     listed = {entry.external_id: entry for page in await listed_pages(database) for entry in page}
     assert listed["1"].revision == large.revision
+    await database.close()
+
+
+@pytest.mark.parametrize("kind", ["table", "topic"])
+async def test_a_text_of_characters_of_four_bytes_is_measured_in_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a text of 16 MB was in memory for each of 50 rows."""
+    rows = [(1, "One", "\N{OTTER}" * 1_100_000, "staff"), (2, "Two", "\N{OTTER}" * 1_000_000, "staff")]
+    database = table(tmp_path, rows) if kind == "table" else topic(tmp_path, rows, monkeypatch)
+    large, fine = await database.fetch(["1", "2"])
+    assert isinstance(large, Unreadable)
+    assert "holds more than 4 MiB" in large.message
+    assert isinstance(fine, Document)
+    await database.close()
+
+
+@pytest.mark.parametrize("kind", ["table", "topic"])
+async def test_rows_that_are_read_by_their_ids_are_in_memory_one_at_a_time(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 rows of several values of 4 MB were, for one request."""
+    rows = [(number, "x" * 3_000_000, "x" * 3_000_000, "staff") for number in range(8)]
+    declared = {"title": "A title", "text": "{subject}{body}"}
+    database = table(tmp_path, rows, **declared) if kind == "table" else topic(tmp_path, rows, monkeypatch, **declared)
+    await database.fetch(["1"])  # whatever is set up, and the topic is read
+    tracemalloc.start()
+    try:
+        read = await database.fetch([str(number) for number in range(8)])
+        assert tracemalloc.get_traced_memory()[1] < 35_000_000
+    finally:
+        tracemalloc.stop()
+    assert all(isinstance(entry, Unreadable) and "the text holds more than 4 MiB" in entry.message for entry in read)
     await database.close()
 
 
