@@ -46,8 +46,11 @@ _STEP = 256 * 1024
 _PIECE = 4 * 1024
 """So much of a packed body is decoded at once: what follows the end of a member is copied."""
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Bytes of JSON that may be half of a character: an escape, also one that another half follows, or its bytes."""
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_NO_HALF = re.compile(rf"(?:[^\\\ud800-\udfff]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|{_PAIR})*+")
+"""Text of JSON up to half of a character, or up to an escape of it without the other half."""
+_ESCAPE_OR_HALF = re.compile(rf"({_PAIR}|\\(?!u[dD][89a-fA-F]).)|\\u[0-9a-fA-F]{{4}}|[\ud800-\udfff]", re.DOTALL)
+"""The group: whatever is not half of a character."""
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javascript|x-ndjson|csv|yaml|x-yaml)")
 
 
@@ -133,23 +136,19 @@ async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
         )
     data = await read(response, where, limit)
     try:
-        value = json.loads(data)
-        return _without_halves(value) if _HALF.search(data) else value
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if (whole := _NO_HALF.match(text)) is not None and whole.end() < len(text):
+            text = await asyncio.to_thread(_without_halves, text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         pass  # the error's text and its chain would hold the body
     raise Retryable(f"{where} answered with something that is not JSON, or was cut off")
 
 
-def _without_halves(value: Any) -> Any:
+def _without_halves(text: str) -> str:
     """Replace halves of characters, which JSON can express: no other format can, and whoever writes one into a text
     must not stop the reading of all others."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_without_halves(inner) for inner in value]
-    if isinstance(value, dict):
-        return {_without_halves(name): _without_halves(inner) for name, inner in value.items()}
-    return value
+    return _ESCAPE_OR_HALF.sub(lambda match: match[1] or r"\ufffd", text)
 
 
 async def read_text(response: httpx.Response, where: str, limit: int) -> str:
