@@ -150,7 +150,9 @@ class Table:
         if self._engine.dialect.driver == "psycopg":
             yield from _streamed(connection, statement)
         else:
-            reading = connection.execution_options(stream_results=True, max_row_buffer=1)
+            # Others than psycopg request as many rows of Postgres at a time; the rest read what was sent.
+            most = 16 if self._dialect == "postgresql" else 1
+            reading = connection.execution_options(stream_results=True, max_row_buffer=most)
             with reading.execute(statement) as result:
                 yield from map(dict, result.mappings())
 

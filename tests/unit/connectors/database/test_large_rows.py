@@ -13,7 +13,9 @@ import pytest
 
 from connectors.database.envelopes import PLACEHOLDER
 from connectors.database.source import Database
+from connectors.database.sql import Table
 from connectors.declared import options
+from connectors.rows import Key, Row
 from connectors.set_aside import SetAside
 from connectors.source import Context, Document, Entry, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
@@ -88,6 +90,29 @@ async def test_a_page_of_large_rows_ends_early_and_loses_none(
     assert max(map(len, pages)) <= 4
     read = await everything(database)
     assert [entry.external_id for entry in read if isinstance(entry, Document)] == [str(n) for n in range(10, 20)]
+    await database.close()
+
+
+async def test_large_rows_are_requested_in_small_numbers_and_small_rows_in_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL sent the 201 rows that were requested, and 17 were used."""
+    monkeypatch.setattr("connectors.database.sql.PAGE_BYTES", 450_000)
+    requested: list[int] = []
+    page = Table.page
+
+    def counted(self: Table, columns: Sequence[str], after: Key | None, limit: int) -> tuple[list[Row], bool]:
+        requested.append(limit)
+        return page(self, columns, after, limit)
+
+    monkeypatch.setattr(Table, "page", counted)
+    rows = [(number, "A subject", LARGE if number < 40 else "Short.", "staff") for number in range(1_000)]
+    database = table(tmp_path, rows)
+    pages = await listed_pages(database)
+    assert [entry.external_id for page in pages for entry in page] == [str(number) for number in range(1_000)]
+    assert requested[:3] == [200, 10, 10]
+    assert requested[-1] == 200
+    assert len(requested) < 20
     await database.close()
 
 
