@@ -25,10 +25,18 @@ def open_rows(path: Path, max_bytes: int) -> sqlite3.Connection:
 
 
 @contextmanager
-def within(option: str) -> Iterator[None]:
-    """Enclose what makes a file larger. Raises Misconfigured where it is full. option: says how large it may be."""
+def transaction(file: sqlite3.Connection, option: str) -> Iterator[None]:
+    """A transaction that may make the file larger. Raises Misconfigured where it is full. option: says how large it may
+    be."""
     try:
-        yield
+        file.execute("BEGIN")
+        try:
+            yield
+            file.execute("COMMIT")
+        except BaseException:
+            if file.in_transaction:  # a full file has ended it
+                file.execute("ROLLBACK")
+            raise
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
             raise

@@ -8,6 +8,7 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -18,7 +19,7 @@ from urllib.parse import quote
 
 from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
-from connectors.row_file import open_rows, within
+from connectors.row_file import open_rows, transaction
 from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true, size_of
 from pipeline.core.errors import Misconfigured
 
@@ -107,6 +108,11 @@ class RecordsFile:
             self._file.execute("INSERT OR IGNORE INTO facts VALUES ('epoch', ?)", [uuid.uuid4().hex])
         return self._file
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._using, transaction(self._database(), "max_records_bytes"):
+            yield self._database()
+
     def begin(
         self, streams: Sequence[Stream], unknown: Collection[str], *, reread: bool
     ) -> tuple[int, list[Mapping[str, Any]]]:
@@ -116,8 +122,7 @@ class RecordsFile:
         unknown: labels of declared streams that the program does not have now. Their records are kept."""
         self._streams = {stream.name: stream for stream in streams}
         self._shown, self._pending = set(), {}
-        with self._using, self._database() as file:
-            file.execute("BEGIN")
+        with self._transaction() as file:
             run = self._number(file, "run") + 1
             self._set(file, "run", run)
             self._remove_others(file, streams, unknown)
@@ -131,7 +136,6 @@ class RecordsFile:
             if len(due) == len(streams):
                 file.execute("DELETE FROM refused WHERE stream = ?", [ALL])
             states = file.execute("SELECT state FROM states ORDER BY stream").fetchall()
-            file.execute("COMMIT")
         return run, [json.loads(state) for (state,) in states]
 
     def _remove_others(self, file: sqlite3.Connection, streams: Sequence[Stream], unknown: Collection[str]) -> None:
@@ -161,8 +165,7 @@ class RecordsFile:
 
     def fold(self, run: int, messages: Iterable[Record | State | Unstorable]) -> None:
         """Store records, and the states that they follow. Raises Misconfigured when the file is full."""
-        with self._using, within("max_records_bytes"), self._database() as file:
-            file.execute("BEGIN")
+        with self._transaction() as file:
             change = self._number(file, "change")
             for message in messages:
                 match message:
@@ -175,7 +178,6 @@ class RecordsFile:
                         for label in labels or [ALL]:
                             self._refuse(file, label, message.reason)
             self._set(file, "change", change)
-            file.execute("COMMIT")
 
     def _store(self, file: sqlite3.Connection, record: Record, run: int, change: int) -> int:
         """Store a record. Returns the number of the last change."""
@@ -234,8 +236,7 @@ class RecordsFile:
     def complete(self, labels: Collection[str], began: datetime) -> None:
         """Record that a run has read these streams to their end. Where it is the end of a reading from the beginning,
         records that it has not shown are removed, unless one that it has shown could not be stored."""
-        with self._using, self._database() as file:
-            file.execute("BEGIN")
+        with self._transaction() as file:
             refused = {label for (label,) in file.execute("SELECT DISTINCT stream FROM refused")}
             if {stream.label for stream in self._streams.values()} <= {*labels}:
                 self._keep(file, ALL)
@@ -250,7 +251,6 @@ class RecordsFile:
                 file.execute(
                     "UPDATE streams SET since_run = NULL, reread_at = ? WHERE stream = ?", [began.isoformat(), label]
                 )
-            file.execute("COMMIT")
 
     def page(self, after: str, limit: int, streams: Collection[str]) -> list[tuple[str, str, Row]]:
         """Return the first records of these streams after an id: id, stream and row."""

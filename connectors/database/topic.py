@@ -9,6 +9,7 @@ import json
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
-from connectors.row_file import open_rows, within
+from connectors.row_file import open_rows, transaction
 from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates, size_of
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
@@ -124,12 +125,16 @@ class TopicTable:
             self._file.executescript(SCHEMA)
         return self._file
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._using, transaction(self._database(), "max_topic_bytes"):
+            yield self._database()
+
     def _prepare(self, topic: Ends, now: datetime) -> dict[int, int]:
         """Return the offsets from which to read; the file is emptied where it does not belong to the topic, or may lack
         a record that the topic no longer has."""
         assert self._tombstones_last is not None
-        with self._using:
-            file = self._database()
+        with self._transaction() as file:
             facts = dict(file.execute("SELECT name, value FROM facts"))
             positions: dict[int, int] = dict(file.execute("SELECT partition, next FROM positions"))
             is_fitting = (
@@ -142,17 +147,14 @@ class TopicTable:
             )
             if is_fitting:
                 return positions
-            file.execute("BEGIN")
             for table in ("rows", "positions", "facts"):
                 file.execute(f"DELETE FROM {table}")  # noqa: S608 — names listed here
             started = {"log": topic.log_id, "declared": self._declared, "epoch": uuid.uuid4().hex}
             file.executemany("INSERT INTO facts VALUES (?, ?)", [*started.items(), ("read_at", now.isoformat())])
-            file.execute("COMMIT")
             return {}
 
     def _complete(self, now: datetime) -> None:
-        with self._using:
-            file = self._database()
+        with self._transaction() as file:
             file.execute("UPDATE facts SET value = ? WHERE name = 'read_at'", [now.isoformat()])
             bad = file.execute(
                 "SELECT partition, next - 1, problem FROM rows WHERE row IS NULL AND problem IS NOT NULL LIMIT ?",
@@ -164,18 +166,10 @@ class TopicTable:
 
     def _fold(self, records: Sequence[Followed], partition: int, following: int, partitions: int) -> None:
         """Fold a batch, and store the position after it, in one transaction."""
-        with self._using, within("max_topic_bytes"):
-            file = self._database()
-            file.execute("BEGIN")
-            try:
-                for record in records:
-                    self._fold_record(file, record, partitions)
-                file.execute("INSERT OR REPLACE INTO positions VALUES (?, ?)", [partition, following])
-                file.execute("COMMIT")
-            except BaseException:
-                if file.in_transaction:  # a full file has ended it
-                    file.execute("ROLLBACK")
-                raise
+        with self._transaction() as file:
+            for record in records:
+                self._fold_record(file, record, partitions)
+            file.execute("INSERT OR REPLACE INTO positions VALUES (?, ?)", [partition, following])
 
     def _fold_record(self, file: sqlite3.Connection, record: Followed, partitions: int) -> None:
         key = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from connectors.airbyte.messages import Record, StreamName, parsed
+from connectors.airbyte.messages import Record, State, StreamName, parsed
 from connectors.airbyte.options import StreamOptions
 from connectors.airbyte.records import RecordsFile, Stream
 from pipeline.core.errors import Misconfigured
@@ -90,3 +92,15 @@ def test_a_program_that_writes_without_end_fills_no_disk(records: RecordsFile) -
     run, _ = records.begin([stream("id")], [], reread=False)
     records.fold(run, [record("a", body="x" * 10_000)])
     assert len(records.page("", 500, ["notes"])) == 1
+
+
+def test_a_state_that_does_not_fit_names_the_limit(records: RecordsFile) -> None:
+    """The instance failed with an error of SQLite."""
+    notes = replace(stream("id"), sync="incremental")
+    run, _ = records.begin([notes], [], reread=False)
+    records.fold(run, [record("a"), State(StreamName("notes"), {"seen": "x" * 2_000_000})])
+    with pytest.raises(Misconfigured, match="max_records_bytes"):
+        records.complete(["notes"], datetime.now(UTC))
+    records.fold(run, [State(StreamName("notes"), {"seen": "x"})])
+    records.complete(["notes"], datetime.now(UTC))
+    assert [*records.read_at()] == ["notes"]
