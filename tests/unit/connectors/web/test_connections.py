@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import httpcore
 import pytest
 
-from connectors.web import Limits, Web
+from connectors.web import Limits, Web, transport
 
 ENDLESS = 40_000
 """Parts that the server sends."""
 SHARED_BY = 2_000
 """The most parts that are read in one turn of the event loop: they take 40 to 80 ms."""
+PARTS_PER_SECOND = 5_000
 
 
 class Sender(httpcore.AsyncNetworkStream):
@@ -24,7 +26,6 @@ class Sender(httpcore.AsyncNetworkStream):
         self._left = memoryview(sent)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        await asyncio.sleep(0)
         piece, self._left = self._left[:max_bytes], self._left[max_bytes:]
         return bytes(piece)
 
@@ -63,21 +64,16 @@ async def test_a_server_that_sends_very_many_small_parts_leaves_turns_to_other_s
     async def resolver(_name: str, _port: int) -> Iterable[str]:
         return ["127.0.0.1"]
 
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
 
+    pauses: list[float] = []
     monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
-    monkeypatch.setattr("connectors.web.transport.PARTS_PER_SECOND", 1e9)  # the pauses are there, and short
-    turns = 0
     web = Web(f"{scheme}://site.example", name="s", limits=Limits(patience_seconds=0), resolver=resolver)  # type: ignore[arg-type]
-    others = asyncio.create_task(count_turns())
-    try:
-        fetched = await web.fetch("/", max_bytes=1_000_000)
-    finally:
-        others.cancel()
-        await web.close()
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: sum(pauses)))  # only pauses take time
+    monkeypatch.setattr(transport, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
+    fetched = await web.fetch("/", max_bytes=1_000_000)
+    await web.close()
     assert set(fetched.body) == {ord("x")}
-    assert turns > ENDLESS / SHARED_BY
+    assert 0.9 < sum(pauses) * PARTS_PER_SECOND / ENDLESS < 1.05
+    assert max(pauses) < SHARED_BY / PARTS_PER_SECOND
