@@ -436,8 +436,13 @@ class Web:
         part = to.with_name(f".{secrets.token_hex(8)}.part")
         try:
             with part.open("xb") as file:
+                waiting = bytearray()
                 async for piece in parts(response, where, max_bytes):
-                    file.write(piece)  # into the page cache, a piece at a time
+                    waiting += piece
+                    if len(waiting) >= _STEP:  # the disk may hold up a large file
+                        await asyncio.to_thread(file.write, waiting)
+                        waiting = bytearray()
+                file.write(waiting)
             os.replace(part, to)
         except OSError as error:
             raise Retryable(f"{self.name}: {to.parent}: cannot be written ({error.strerror})") from error
