@@ -181,7 +181,7 @@ LOCATION = "location"
 """The response extension that holds the header of this name, which is removed from the headers."""
 
 
-SMALL_BYTES, COUNTED_PARTS = 512, 100
+SMALL_BYTES, COUNTED_PARTS = 4 * 1024, 100
 PARTS_PER_SECOND = 5_000.0
 """Parts of a response that a client reads in a second where they are small, of all its connections: each of them, a
 chunk of one byte or an informational response, takes 20 to 40 µs of the event loop that all sources share."""
