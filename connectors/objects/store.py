@@ -378,10 +378,14 @@ def use_verified_sftp() -> None:
 def _beginning(path: str, max_bytes: int) -> bytes:
     """Read the beginning of a file of this machine. Follows links, and waits for no pipe that has become of the file
     since it was found. Raises NotReadable, and OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotReadable("is no file any more")
-        return file.read(max_bytes)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def is_readable_name(path: str, protocol: str) -> bool:

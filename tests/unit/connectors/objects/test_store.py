@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from connectors.objects.store import NotReadable, Store
 from pipeline.core.errors import Retryable
 
 
-def test_a_file_that_becomes_a_pipe_before_it_is_read_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("become", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_file_that_becomes_something_else_before_it_is_read_is_not_waited_for(
+    become: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt took one of the source's four threads for ever."""
-    os.mkfifo(tmp_path / ".penstock.toml")
+    """Each attempt took one of the source's four threads for ever, or a descriptor."""
+    become(tmp_path / ".penstock.toml")
     monkeypatch.setattr(LocalFileSystem, "isfile", lambda _fs, _path: True)
     with pytest.raises(NotReadable, match="no file"):
         Store(f"file://{tmp_path}", {}).read(".penstock.toml", 100)
