@@ -50,3 +50,7 @@ class TooLarge(PenstockError):
 class Forbidden(PenstockError):
     """A request to this address is not permitted: the host is not configured, or the address is not https or not
     public."""
+
+
+class NotPublic(Forbidden):
+    """The host is permitted, and its address is not public."""

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpcore
 import httpx
 
-from connectors.errors import Forbidden
+from connectors.errors import Forbidden, NotPublic
 from pipeline.core.errors import Misconfigured
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -174,7 +174,7 @@ class Hosts:
         is_base = (host, port) == (self.base.host, self.base.port)
         named = (is_base and self._base_may_be_private) or (host, port) in self._exact
         if not named and not is_public(address):
-            raise Forbidden(f"{host[:100]} resolves to an address that is not public: not requested")
+            raise NotPublic(f"{host[:100]} resolves to an address that is not public: not requested")
 
 
 LOCATION = "location"

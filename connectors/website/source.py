@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from protego import Protego
 
 from connectors.base import SmallSource
+from connectors.errors import NotPublic
 from connectors.extract import extracted_revision
 from connectors.faults import OF_DATA, place
 from connectors.file_documents import document_from_file
@@ -224,9 +225,9 @@ class Website(SmallSource):
         try:
             fetched = await self._request(self._absolute("/robots.txt"), max_bytes=MAX_ROBOTS_BYTES)
         except Forbidden as error:
-            if self.options.may_be_private:
-                raise
-            raise Misconfigured(f"{error}; write https, or allow_private = true for a site of your own") from error
+            is_private = isinstance(error, NotPublic)
+            advice = "; write https, or allow_private = true for a site of your own" if is_private else ""
+            raise Misconfigured(f"{error}{advice}") from error
         except (Missing, Denied) as error:
             if error.status == 401:
                 raise

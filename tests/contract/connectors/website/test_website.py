@@ -391,6 +391,12 @@ async def test_a_name_of_a_site_leads_to_no_server_within_the_network(
         assert desk.site.requests == []
 
 
+async def test_a_robots_txt_at_another_host_says_so_and_nothing_of_private_addresses(desk: Desk) -> None:
+    redirect(desk, "/robots.txt", "https://www.example.com/robots.txt")
+    with pytest.raises(Misconfigured, match=r"www\.example\.com is neither the configured host[^;]*$"):
+        await listing(desk.source())
+
+
 @pytest.mark.parametrize("header", ["etag", "last-modified"])
 async def test_a_validator_that_cannot_be_sent_back_stops_no_other_page(desk: Desk, header: str) -> None:
     """The site was not read any more until an operator looked at it, because of a credential that it does not have."""
