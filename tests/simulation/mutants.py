@@ -567,7 +567,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a remembered answer is not verified again",
         _RETRIEVAL,
-        "len(current) < len(cached.counted) or",
+        "len(current) < len(counted) or",
         "False or",
         (_AGAIN + "::test_a_cached_result_is_dropped_when_its_documents_change",),
     ),

@@ -16,7 +16,7 @@ import pytest
 from connectors.database.playground import address
 from connectors.database.source import Database
 from connectors.declared import options
-from connectors.source import Context, Document, Gone, Unreadable
+from connectors.source import Context, Document, Gone, Listed, Unreadable
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.folder_kit import own_database

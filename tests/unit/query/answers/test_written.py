@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from query.answers.writing import AnswerSanitizer, Findings
+from query.answers.writing import AnswerSanitizer, sanitize
 from tests.support.portion import portion
 from tests.support.query.answers_kit import numbered
 
@@ -21,13 +21,8 @@ SOURCE = "https://wiki.example/a"
 PASSAGES = numbered("See https://docs.example/x for more.", "Two.", "Three.", source_url=SOURCE)
 
 
-def sanitized(text: str) -> tuple[str, Findings]:
-    writing = AnswerSanitizer(PASSAGES)
-    return writing.feed(text) + writing.end(), writing.findings
-
-
 def shown(text: str) -> str:
-    return sanitized(text)[0]
+    return sanitize(text, PASSAGES)[0]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +96,9 @@ def test_model_output_is_sanitised(written: str, seen: str) -> None:
 
 
 def test_citations_and_removed_content_are_counted() -> None:
-    _, findings = sanitized("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]")
-    assert (findings.cited, findings.bad_citations) == ([2, 1], [7])
-    assert findings.removed == 3  # the mark of an image, its address, and the element
+    _, sanitized = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
+    assert (sanitized.cited, sanitized.bad_citations) == ([2, 1], [7])
+    assert sanitized.removed == 3  # the mark of an image, its address, and the element
 
 
 ACTIVE = [
@@ -259,10 +254,10 @@ def test_random_markup_links_only_to_sources(text: str) -> None:
 
 @given(TEXTS)
 def test_only_existing_passages_are_cited(text: str) -> None:
-    out, findings = sanitized(text)
+    out, sanitized = sanitize(text, PASSAGES)
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
-    assert set(findings.cited) <= {1, 2, 3}
+    assert set(sanitized.cited) <= {1, 2, 3}
 
 
 PASSAGE_ADDRESS = "https://docs.example/x"
