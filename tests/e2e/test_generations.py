@@ -180,12 +180,14 @@ class Life:
 
 
 async def assert_unmixed(space: Space, models: dict[str, FakeWords]) -> None:
-    """Every row of each generation is what its own model gives for its text."""
+    """Every row of each generation is what its own model gives for its title and text."""
     for table, model in models.items():
-        rows = await space.query(f"SELECT text, embedding::real[] FROM {table}")
+        rows = await space.query(
+            f"SELECT d.title, c.text, c.embedding::real[] FROM {table} c JOIN documents d ON d.id = c.document_id"
+        )
         assert len(rows) >= STEADY
-        for text, embedding in rows:
-            expected = model.vector(text)
+        for title, text, embedding in rows:
+            expected = model.vector(f"{title}\n{text}")
             assert len(embedding) == len(expected)
             assert float(np.abs(np.asarray(embedding, dtype=np.float32) - expected).max()) < VECTOR_TOLERANCE
 
