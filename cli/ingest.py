@@ -293,7 +293,7 @@ async def _until_searchable(
         began = perf_counter()
         ids = list(islice(waiting, POLL_IDS))
         async with pool.connection() as connection:
-            there = await arrivals(connection, ids, only_ended=True)
+            there = await arrivals(connection, ids)
             dead = await dead_since(connection, ids, since)
         for id_ in ids:
             arrival, expected = there.get(id_), waiting.pop(id_)

@@ -39,12 +39,10 @@ class Arrival:
         )
 
 
-async def arrivals(connection: Connection, ids: Collection[UUID], *, only_ended: bool = False) -> dict[UUID, Arrival]:
-    """The states of these documents. A document that the ledger does not know is absent; with ``only_ended``, so is one
-    that is on its way, for callers that ask again and again about many."""
-    ended = "HAVING bool_and(s.seq >= s.want_seq) IS NOT FALSE OR bool_or(s.seq < s.want_seq AND s.attempts > 0)"
+async def arrivals(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Arrival]:
+    """The states of these documents. A document that the ledger does not know is absent."""
     cursor = await connection.execute(
-        f"""
+        """
         SELECT d.id, d.version, d.access_observed_at, d.deleted_floor,
             coalesce(bool_and(s.seq >= s.want_seq), true),
             coalesce(bool_or(s.seq < s.want_seq AND s.attempts > 0), false),
@@ -55,9 +53,9 @@ async def arrivals(connection: Connection, ids: Collection[UUID], *, only_ended:
         LEFT JOIN generations g ON g.state = 'active'
         LEFT JOIN index_state s ON s.document_id = d.id AND s.generation = g.name
         LEFT JOIN manifests m ON m.document_id = d.id AND m.generation = g.name
-        WHERE d.id = ANY(%b::uuid[])
-        GROUP BY d.id, a.acl_tags {ended if only_ended else ""}
-        """.encode(),  # noqa: S608 — constants of this function
+        WHERE d.id = ANY(%s::uuid[])
+        GROUP BY d.id, a.acl_tags
+        """,
         [list(ids)],
     )
     return {id_: Arrival(*rest) for id_, *rest in await cursor.fetchall()}

@@ -12,7 +12,7 @@ STATES = {"settled": (7, 7, 0), "on its way": (7, 3, 0), "failed": (7, 3, 1), "o
 """By document: want_seq, seq and attempts of one store; the other one has done its work."""
 
 
-async def test_documents_on_their_way_are_left_out_where_only_ends_matter(space: Space) -> None:
+async def test_a_document_is_settled_when_both_stores_have_done_its_work(space: Space) -> None:
     ids: dict[UUID, str] = {uuid4(): name for name in STATES}
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         for id_, name in ids.items():
@@ -25,14 +25,11 @@ async def test_documents_on_their_way_are_left_out_where_only_ends_matter(space:
                     " VALUES (%s, 'g1', %s, %s, %s, %s)",
                     [(id_, "vectors", 7, 7, 0), (id_, "keywords", *state)],
                 )
-        everything = await arrivals(connection, ids)
-        ended = await arrivals(connection, ids, only_ended=True)
-        assert await arrivals(connection, [], only_ended=True) == {}
-    assert {ids[id_]: (arrival.settled, arrival.set_aside) for id_, arrival in everything.items()} == {
+        states = await arrivals(connection, ids)
+        assert await arrivals(connection, []) == {}
+    assert {ids[id_]: (arrival.settled, arrival.set_aside) for id_, arrival in states.items()} == {
         "settled": (True, False),
         "on its way": (False, False),
         "failed": (False, True),
         "of no store": (True, False),
     }
-    assert {ids[id_] for id_ in ended} == {"settled", "failed", "of no store"}
-    assert all(everything[id_] == arrival for id_, arrival in ended.items())

@@ -145,7 +145,6 @@ async def test_hot_statements_read_few_rows_in_a_large_ledger(ledger: AsyncConne
         "more dead letters": lambda c: letters.page(c, letters.Filter(), after="t:0:1000", limit=50),
         "why": lambda c: story.read(c, ids[0]),
         "whether it arrived": lambda c: arrivals.arrivals(c, ids),
-        "whether its wait ended": lambda c: arrivals.arrivals(c, ids, only_ended=True),
         "the last word": lambda c: verify(c, "g1", Caller("acme", held), offered),
         "the last word to a wide reader": lambda c: verify(c, "g1", everybody, offered),
         "a remembered answer's look": lambda c: cache.changed_since(c, taken, "g1", Caller("acme", held), everything),
