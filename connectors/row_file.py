@@ -38,6 +38,6 @@ def transaction(file: sqlite3.Connection, option: str) -> Iterator[None]:
                 file.execute("ROLLBACK")
             raise
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
             raise
         raise Misconfigured(f"the rows take more than {option}, or the disk is full: raise it, or read less") from error

@@ -22,7 +22,9 @@ from topics.messages import MAX_CONTENT_BYTES, MAX_TAGS, Scalar
 
 PAGE_BYTES = 16 * 1024 * 1024
 """A page of rows ends early when it takes so much memory: a row may have a hundred megabytes, and a page a thousand of
-them. No list or object of a row takes more."""
+them."""
+VALUE_BYTES = 4 * PAGE_BYTES
+"""No list or object of a row takes more memory: some 4 MB of JSON, which is the most that a document holds."""
 Row = Mapping[str, Any]
 """Values by column."""
 Key = tuple[Any, ...]
@@ -241,11 +243,12 @@ def tags_of(column: str, value: object) -> list[str]:
         else:
             value = [tag for tag in map(str.strip, value.split(",")) if tag]
     values = value if isinstance(value, list | tuple | set | frozenset) else [value]
-    if len(values) > MAX_TAGS:
-        raise BadValue(f"the column {column} holds more than {MAX_TAGS:,} tags")
     if not all(isinstance(tag, str | int | UUID) and not isinstance(tag, bool) and tag != "" for tag in values):
         raise BadValue(f"the column {column} holds something that is no list of tags")
-    return [str(tag) for tag in values]
+    tags = list(dict.fromkeys(map(str, values)))  # a join without DISTINCT names the same tag many times
+    if len(tags) > MAX_TAGS:
+        raise BadValue(f"the column {column} holds more than {MAX_TAGS:,} tags")
+    return tags
 
 
 def text_of(column: str, value: object) -> str:
@@ -294,7 +297,7 @@ def _bounded(value: Any) -> Any:
         case bytes() | memoryview():
             return TOO_LARGE if len(value) > MAX_CONTENT_BYTES else value
         case list() | tuple() | set() | frozenset() | dict():
-            return TOO_MANY if size_of(value, PAGE_BYTES) > PAGE_BYTES else value
+            return TOO_MANY if size_of(value, VALUE_BYTES) > VALUE_BYTES else value
         case _:
             return value
 

@@ -80,10 +80,10 @@ def _look_up(host: str, port: int, lookup: Future[list[str]]) -> None:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
     except BaseException as error:  # noqa: BLE001 — whoever waits for it gets it
-        del _lookups[host, port]
+        _lookups.pop((host, port), None)
         lookup.set_exception(error)
     else:
-        del _lookups[host, port]
+        _lookups.pop((host, port), None)
         lookup.set_result(addresses)
 
 

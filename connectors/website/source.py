@@ -101,6 +101,8 @@ class Website(SmallSource):
         """Whether a listing could not be read: the pages that it names are not known."""
         self._known: dict[str, KnownPage] | None = None
         self._is_saved, self._saved_at = True, time.monotonic()
+        self._saving = asyncio.Lock()
+        """Two listings of one site may run at the same time, for example after ``penstock connector run --full``."""
         self._failures = Failures()
         self._checks = asyncio.Semaphore(CHECKED_AT_ONCE)
         self._examining = asyncio.Lock()
@@ -129,7 +131,9 @@ class Website(SmallSource):
         urls = sorted(pages)
         for start in range(0, len(urls), PAGE_LISTED):
             batch = urls[start : start + PAGE_LISTED]
-            revisions = await gather_or_cancel(*(self._listed_revision(url, failing, missing) for url in batch))
+            revisions = await gather_or_cancel(
+                *(self._listed_revision(url, pages[url], failing, missing) for url in batch)
+            )
             if time.monotonic() - self._saved_at > SAVE_SECONDS:
                 await self._save_known()
             listed = [
@@ -236,12 +240,13 @@ class Website(SmallSource):
             raise Misconfigured("robots.txt has too many rules: its site is not read until it has fewer")
         return robots
 
-    async def _listed_revision(self, url: str, failing: dict[str, str], missing: set[str]) -> str | None:
+    async def _listed_revision(
+        self, url: str, lastmod: str | None, failing: dict[str, str], missing: set[str]
+    ) -> str | None:
         """Return the revision of a page, or None if it is no document. Where the sitemap does not say whether it has
         changed, the page is requested. A page that fails keeps its revision; one that does not exist is added to
         ``missing``."""
-        assert self._pages is not None
-        known, lastmod = self._known_pages().get(url), self._pages[url]
+        known = self._known_pages().get(url)
         if lastmod is not None and self.options.trust_lastmod:
             is_excluded = known is not None and known.lastmod == lastmod and self._is_excluded(url)
             return None if is_excluded else extracted_revision(lastmod)
@@ -479,14 +484,15 @@ class Website(SmallSource):
         return known
 
     async def _save_known(self) -> None:
-        if not self._is_saved:
-            self._is_saved = True
-            try:
-                await asyncio.to_thread(self._write_known, list(self._known_pages().items()))
-            except BaseException:
-                self._is_saved = False
-                raise
-        self._saved_at = time.monotonic()
+        async with self._saving:
+            if not self._is_saved:
+                self._is_saved, self._saved_at = True, time.monotonic()
+                try:
+                    await asyncio.to_thread(self._write_known, list(self._known_pages().items()))
+                except BaseException:
+                    self._is_saved = False
+                    raise
+            self._saved_at = time.monotonic()
 
     def _write_known(self, pages: Sequence[tuple[str, KnownPage]]) -> None:
         """Write a line of JSON for each page. Blocks."""

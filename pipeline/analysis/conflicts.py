@@ -43,8 +43,9 @@ SHARE = 0.25
 """The share of its time that the task works, for all tenants, and leaves the database to others otherwise."""
 BUSY_CHECK_SECONDS = 1.0
 """Pause between two checks whether documents are pending."""
-GRAPH_AT_MOST_SECONDS = GROWN_AT_LATEST_SECONDS + 600.0
-"""How long comparisons wait for a graph: with the time to build it, and less than until `PenstockAnalysisStuck`."""
+GRAPH_AT_MOST_SECONDS = GROWN_AT_LATEST_SECONDS + 300.0
+"""How long comparisons wait for a graph: with some time to build it, and ten minutes less than until
+`PenstockAnalysisStuck` is raised, which counts whole batches."""
 READ_AT_ONCE = 32
 MOST_TUPLES = 20_000
 """The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""

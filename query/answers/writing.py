@@ -87,7 +87,9 @@ def _prefixes(*words: str) -> str:
 
 
 _PENDING = regex.compile(
-    r"(?:!"
+    r"(?:"
+    + _URL  # first, because the search for names in a long one that has not ended takes the square of its length
+    + r"|!"
     r"|[ \t]{1,8}"
     r"|[ \t]{0,8}[\[\u3010]" + r"[\d \t,;\u2013-]{0,150}(?:\u2020[^\]\u3011\n]{0,100})?"
     r"|[ \t]{0,8}[\[\u3010]"

@@ -97,7 +97,10 @@ def test_access_columns_hold_tags_in_usual_forms(value: object, tags: list[str])
     assert tags_of("team", value) == tags
 
 
-@pytest.mark.parametrize("value", ['["a"', ["a", None], {"a": "b"}, 1.5, True, b"a", '[{"a": 1}]', [""], "a," * 1_001])
+TOO_MANY_TAGS = ",".join(f"team-{n}" for n in range(1_001))
+
+
+@pytest.mark.parametrize("value", ['["a"', ["a", None], {"a": "b"}, 1.5, True, b"a", '[{"a": 1}]', [""], TOO_MANY_TAGS])
 def test_a_row_with_an_invalid_access_value_can_be_read_by_nobody(value: object) -> None:
     for options in ({"acl": ["team"]}, {"acl_tags": ["all"], "required": ["team"]}):
         denied = entry(options, team=value)
@@ -192,7 +195,7 @@ def test_braces_in_a_value_are_text() -> None:
     assert entry({}, body="{subject} {0} {}").content == "Printer\n\n{subject} {0} {}"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("values", [[[]] * 400_000, {"a": [0.5] * 3_000_000}])
+@pytest.mark.parametrize("values", [[[]] * 1_200_000, {"a": [0.5] * 3_000_000}])
 def test_lists_that_take_very_much_memory_are_not_retained(values: object) -> None:
     """A value of JSON of a few megabytes can take a hundred."""
     values = json.loads(json.dumps(values))  # the same list in many places would take none
@@ -262,3 +265,10 @@ def test_an_external_id_that_no_row_can_have(text: str) -> None:
 def test_keys_of_other_types_are_refused(value: object) -> None:
     with pytest.raises(Misconfigured, match="whole numbers, texts or UUIDs"):
         external_id((1, value))
+
+
+def test_a_tag_that_a_join_repeats_counts_once() -> None:
+    """Its 1,500 values left the document without readers."""
+    assert tags_of("team", [f"team-{n % 20}" for n in range(1_500)]) == [f"team-{n}" for n in range(20)]
+    with pytest.raises(BadValue, match="more than 1,000 tags"):
+        tags_of("team", list(range(1_001)))

@@ -177,7 +177,7 @@ async def test_a_join_that_returns_a_row_for_each_reader_admits_nobody(desk: Des
         "repeat('[', 5000) || repeat(']', 5000)",
         "repeat('[', 600) || repeat(']', 600)",
         "repeat('9', 5000)",
-        "'[' || repeat('[],', 400000) || '1]'",
+        "'[' || repeat('[],', 1200000) || '1]'",
     ],
     ids=["nested", "less nested", "digits", "many lists"],
 )

@@ -374,6 +374,13 @@ def test_a_text_of_very_many_dots_keeps_nobody_waiting(part: str) -> None:
     assert shown(part * 4_000) == part * 4_000
 
 
+def test_an_address_without_end_keeps_nobody_waiting_for_its_pieces() -> None:
+    """The whole of it was searched for names at each piece: 8,000 characters took ten seconds, and these take more than
+    this test may."""
+    writing, text = AnswerSanitizer(PASSAGES), "www." * 20_000
+    assert "www" not in "".join(writing.feed(text[at : at + 4]) for at in range(0, len(text), 4)) + writing.end()
+
+
 @pytest.mark.parametrize(
     "name",
     [
