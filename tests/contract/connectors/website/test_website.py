@@ -494,7 +494,7 @@ async def test_a_listing_that_cannot_be_read_deletes_nothing(desk: Desk) -> None
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_page_of_a_listing_that_cannot_be_read_is_not_gone(desk: Desk, is_restarted: bool) -> None:
-    """Whatever asked for such a page, an event or an operator, had it deleted."""
+    """An event or an operator that requested such a page had it deleted."""
     a, b = desk.page("/a"), desk.page("/b")
     desk.site.unlisted |= {"/b", "/more.xml"}
     desk.site.pages["/more.xml"] = f"<urlset><url><loc>{b}</loc></url></urlset>".encode()
