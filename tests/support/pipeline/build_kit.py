@@ -34,6 +34,7 @@ from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
 from tests.support.space import Space, now
+from tests.support.space import document as timed_document
 from topics.codec import encode
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IndexHint
 
@@ -234,20 +235,8 @@ _versions = iter(range(1, 10**9))
 
 
 def document(name: str, content: str, **fields: object) -> DocumentUpserted:
-    return DocumentUpserted(
-        **{  # type: ignore[arg-type]
-            "tenant": "acme",
-            "source": "wiki",
-            "external_id": name,
-            "observed_at": now(),
-            "version": next(_versions),
-            "title": name,
-            "content": content,
-            "acl_tags": ["staff"],
-            "media_type": "text/markdown",
-            **fields,
-        }
-    )
+    """Return a document that is newer than each one before."""
+    return timed_document(name, content, **{"version": next(_versions), **fields})
 
 
 def deletion(of: DocumentUpserted) -> DocumentDeleted:
