@@ -71,7 +71,7 @@ class Table:
     loaded: bool
     """Whether the table has more than about LOAD_ROWS rows."""
     growing: bool
-    """True if it has had no graph so far and has grown fast in the last minute."""
+    """True if it has grown fast in the last minute, and has had no graph so far or lost it to this load."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool

@@ -82,12 +82,13 @@ class _TableHistory:
     grew: tuple[bool, bool] = (False, False)
     """True where it grew fast before the last two counts: a model's pause of some seconds does not end a load."""
     had_graph: bool = False
+    """True if it had a graph, until the keeper itself drops it, as it does when a load multiplies a small table."""
     rows_per_move: int = MIN_MOVED_ROWS
     """How many rows one transaction moves into its graph."""
 
     @property
     def growing(self) -> bool:
-        """True while it is filled for the first time. One that had a graph has readers who miss it."""
+        """True while it is filled by a load. One that lost its graph otherwise has readers who miss it."""
         return any(self.grew) and not self.had_graph
 
     def count(self, rows: int | None) -> None:
@@ -233,6 +234,8 @@ class GraphKeeper:
             await build_graph(connection, generation, name=name, alone=alone)
         elif step == "drop":
             await graph.drop_graph(connection, of.name)
+            if of.name == own:
+                self._histories[generation.chunk_table].had_graph = False
         else:
             await graph.rename_graph(connection, of.name, own)
         log.info("graph_step_finished", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
