@@ -35,7 +35,7 @@ BUILT_AT_LATEST_SECONDS = 120.0
 GROWN_AT_LATEST_SECONDS = 1_800.0
 """The same for a table of more than READ_WHOLE_ROWS that grows fast, as in a first load: at 1,000 rows a second, nearly
 two million fit into this time. All further rows enter the graph one by one, at several times the cost of a build."""
-GROWING_ROWS, GROWING_SECONDS = 3_000, 30.0
+GROWING_ROWS, GROWING_SECONDS = 2_000, 20.0
 """A table that gets so many rows more within so many seconds grows fast. Edits do not make it grow."""
 BUILT_FASTER = 4
 """Adding a row to a graph takes 6 ms, and building a graph 1.2–2.5 ms for each row. So a new graph is faster than
@@ -71,7 +71,7 @@ class Table:
     loaded: bool
     """Whether the table has more than about LOAD_ROWS rows."""
     growing: bool
-    """True if it has grown fast in the last minute, and has had no graph so far or lost it to this load."""
+    """True if it has grown fast lately, and has had no graph so far or lost it to this load."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool
@@ -123,5 +123,6 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
 
 def _worth_a_graph(table: Table) -> bool:
     grows = table.growing and table.rows > READ_WHOLE_ROWS
-    at_latest = GROWN_AT_LATEST_SECONDS if grows else BUILT_AT_LATEST_SECONDS
-    return table.rows >= GRAPH_FROM_ROWS and (not table.busy or table.without_seconds >= at_latest)
+    if grows:  # also when, for a moment, nothing is pending
+        return table.without_seconds >= GROWN_AT_LATEST_SECONDS
+    return table.rows >= GRAPH_FROM_ROWS and (not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS)

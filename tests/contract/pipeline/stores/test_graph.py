@@ -267,6 +267,35 @@ async def test_a_first_load_is_searched_exactly_until_its_graph_is_built(
     assert (await nearest(library)) == (exact, "graph")
 
 
+async def test_the_graph_of_a_first_load_waits_until_the_table_stops_growing(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (deciding, keeping):
+        monkeypatch.setattr(module, "FRONT_ROWS", 4)
+        monkeypatch.setattr(module, "READ_WHOLE_ROWS", 30)
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 25)
+    monkeypatch.setattr(deciding, "BUILT_AT_LATEST_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "BUSY_DOCUMENTS", 0)
+    monkeypatch.setattr(keeping, "GROWING_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "GROWING_ROWS", 1)
+    async with open_keeper(library) as keeper:
+        await keeper.rest()
+        assert "chunks_g1_hnsw" in await names(library), "a new table has an empty graph"
+        await library.put(*pages(20))
+        await library.accept(*pages(1, first=90))  # documents wait for their stores throughout the load
+        assert await keeper.turn()
+        assert await names(library) == {}, "it is dropped"
+        await keeper.rest()
+        for first in (20, 40):
+            await library.put(*pages(20, first=first))
+            await library.execute("ANALYZE chunks_g1")
+            assert not await keeper.turn()
+            assert await names(library) == {}, "the table grows"
+        assert not await keeper.turn(), "a pause does not end a load"
+        assert await keeper.turn()
+    assert "chunks_g1_hnsw" in await names(library)
+
+
 async def test_an_older_versions_graph_is_used_until_its_successor_is_ready(library: Library) -> None:
     await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
     await library.execute(OLDER)
