@@ -169,11 +169,7 @@ class Conflicts:
                 pending = await work.pending(
                     connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
                 )
-                lacks_graph = (
-                    generation.vectors == "pgvector"
-                    and await graph.is_above(connection, generation, READ_WHOLE_ROWS)
-                    and not any(index.valid for index in (await graph.graphs(connection, generation)).values())
-                )
+                lacks_graph = await graph.is_missed(connection, generation)
             now, is_busy = monotonic(), pending > BUSY_DOCUMENTS
             since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # without messages nobody has waited
             waited = self._waited_seconds + (since if is_busy else -since)

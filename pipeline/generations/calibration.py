@@ -49,6 +49,8 @@ COUNTED = 300_000
 CHECK_SECONDS = 10.0
 LOAD_SECONDS = 600.0
 """How long a collection that is due waits for the end of a load; a load of days is not waited for."""
+GRAPH_SECONDS = 3_600.0
+"""How long it waits for the graph of a large table: each of 240 questions would read the whole table."""
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
 
 
@@ -286,12 +288,15 @@ class CalibrationKeeper:
         return calibrated
 
     async def _is_loading(self, connection: Connection, generation: Generation) -> bool:
-        """Whether to wait, because many documents are being written: at most LOAD_SECONDS."""
+        """Whether to wait, because many documents are being written, or because a large table has no graph yet: at most
+        LOAD_SECONDS or GRAPH_SECONDS."""
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
         )
-        since = self._loading_since.setdefault(generation.name, monotonic())
-        if pending > BUSY_DOCUMENTS and monotonic() - since < LOAD_SECONDS:
+        waited = monotonic() - self._loading_since.setdefault(generation.name, monotonic())
+        if pending > BUSY_DOCUMENTS and waited < LOAD_SECONDS:
+            return True
+        if waited < GRAPH_SECONDS and await graph.is_missed(connection, generation):
             return True
         del self._loading_since[generation.name]
         return False

@@ -116,6 +116,15 @@ async def is_above(connection: Connection, generation: Generation, rows: int) ->
     return await estimated_rows(connection, generation) > rows
 
 
+async def is_missed(connection: Connection, generation: Generation) -> bool:
+    """Whether the table has no graph yet although it is too large to be read whole for each question."""
+    return (
+        generation.vectors == "pgvector"
+        and await is_above(connection, generation, READ_WHOLE_ROWS)
+        and not any(graph.valid for graph in (await graphs(connection, generation)).values())
+    )
+
+
 async def estimated_rows(connection: Connection, generation: Generation) -> int:
     """The number of the table's rows, by Postgres's own estimate, which is a second old while rows are being written.
     0: it was never counted, or there is no table."""

@@ -20,6 +20,7 @@ from pipeline.embedding.port import OneModel
 from pipeline.generations.calibration import CalibrationKeeper, calibrate
 from pipeline.ledger import generations
 from pipeline.runtime.settings import EmbeddingSettings, dist
+from pipeline.stores import graph
 from query.embedding.embedders import QueryEmbedder
 from query.model import SearchResults
 from query.retrieval.search import Search
@@ -155,6 +156,13 @@ async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(
     await library.execute(f"{loading} WHERE (SELECT count(*) FROM documents) >= 20 RETURNING 1")
     assert await turn() == [], "a load is being written"
     await library.execute("UPDATE index_state SET seq = want_seq RETURNING 1")
+    graph_name = graph.own_name(library.generation)
+    [(definition,)] = await library.execute("SELECT pg_get_indexdef(%s::regclass)", graph_name)
+    await library.execute(f"DROP INDEX {graph_name}")
+    with monkeypatch.context() as large:
+        large.setattr(graph, "READ_WHOLE_ROWS", 5)
+        assert await turn() == [], "each question would read a large table whole"
+    await library.execute(definition)
     assert await turn() == ["g1"]
     second = await stored()
     assert second is not None

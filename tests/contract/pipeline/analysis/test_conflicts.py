@@ -158,7 +158,7 @@ async def test_comparisons_wait_for_the_graph_of_a_large_table(
     [(definition,)] = await library.execute("SELECT pg_get_indexdef(%s::regclass)", name)
     await library.execute(f"DROP INDEX {name}")
     await library.execute("ANALYZE")
-    monkeypatch.setattr(task, "READ_WHOLE_ROWS", 0)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", 0)
     examining = asyncio.create_task(examine(library, a, b))
     await asyncio.sleep(0.5)
     assert await stored(library) == 0, "each comparison would read the whole table"
