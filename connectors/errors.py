@@ -5,7 +5,7 @@ No text quotes a URL's path or query, a header or a body: any of them may hold a
 
 from __future__ import annotations
 
-from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 
 class Answered(PenstockError):
@@ -54,3 +54,13 @@ class Forbidden(PenstockError):
 
 class NotPublic(Forbidden):
     """The host is permitted, and its address is not public."""
+
+
+class BadData(PenstockError):
+    """The source responded, and what it says about one thing (a document, a group) is not as the connector's code
+    expects it. The message names the type of the error and its place, never the data."""
+
+
+class BadEntry(Misconfigured):
+    """A field of an entry has a type that no entry may have. Where it concerns one document, that document is set
+    aside."""

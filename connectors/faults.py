@@ -15,7 +15,17 @@ IMPORTING = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_exte
 """The packages whose frame is the last one where a file cannot be compiled."""
 
 
-OF_DATA = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+OF_DATA = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RecursionError,
+    SyntaxError,  # parsers of XML raise it
+    TypeError,
+    ValueError,
+)
 """Errors of code that did not expect some data, rather than of a machine that lacks something."""
 
 

@@ -7,14 +7,33 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from connectors.set_aside import each
 from connectors.source import Listed, Unlisted
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
 
+Item = TypeVar("Item")
+T = TypeVar("T")
 Place = TypeVar("Place")
 """Where in which listing a page begins."""
 CONCURRENT_LISTINGS = 8
 """As many as the client sends requests (``connectors.web.Limits.parallel``)."""
+
+
+def each_entry(
+    items: Iterable[Item],
+    make: Callable[[Item], T],
+    name: Callable[[Item], object] = lambda item: item["id"],  # type: ignore[index]
+) -> list[T | Unlisted]:
+    """Return an entry of a listing for each item of a response, and Unlisted for one whose data ``make`` cannot read:
+    it is set aside, and the others are listed. name: of an item, which the status shows.
+
+    The document of such an item is read by its id; until it can be read, nobody may read what was published of it."""
+    made, failed = each(items, make, name)
+    return [
+        *made,
+        *(Unlisted(part=f"document {name}", reason=str(error), is_document=True) for name, error in failed.items()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

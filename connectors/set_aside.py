@@ -6,16 +6,27 @@ shows the reasons.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import nsmallest
+from pathlib import Path
+from traceback import extract_tb
 from typing import TypeVar
 
-from connectors.errors import Answered, Denied, Forbidden, ServerFailed, TooLarge
+import structlog
+
+from connectors.errors import Answered, BadData, BadEntry, Denied, Forbidden, ServerFailed, TooLarge
+from connectors.faults import OF_DATA, place
 from connectors.protocol import Problem
 from pipeline.core.errors import PenstockError
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+log = structlog.get_logger()
+UNEXPECTED = "unexpected_data"
+"""The code of a document that the connector's code cannot make of its data."""
 MAX_NAMED_PARTS = 20
 """The parts that a status names."""
 MAX_HELD_PARTS = 1_000
@@ -71,7 +82,7 @@ def may_be_set_aside(error: BaseException) -> bool:
     that does not respond are reasons that concern every request."""
     if isinstance(error, Denied):
         return error.status != 401
-    return isinstance(error, Answered | Forbidden | ServerFailed | TooLarge)
+    return isinstance(error, Answered | BadData | Forbidden | ServerFailed | TooLarge)
 
 
 class Failures:
@@ -91,7 +102,7 @@ class Failures:
     def fail(self, name: str, error: PenstockError) -> bool:
         """Record a failure. Returns whether ``name`` is now taken to be the reason: the request cannot
         succeed, or it failed MAX_FAILURES times while other requests succeeded."""
-        if isinstance(error, Answered | Forbidden | TooLarge):
+        if isinstance(error, Answered | BadData | Forbidden | TooLarge):
             return True
         times, since = self._failing.pop(name, (0, self._successes))
         self._failing[name] = times + 1, since
@@ -100,8 +111,71 @@ class Failures:
         return times + 1 >= MAX_FAILURES and self._successes > since
 
 
+MAX_LOGGED_FRAMES = 8
+LOGGED_AGAIN_SECONDS = 3_600.0
+"""An error of the same type and place is in the log once in so long: each of 10,000 documents may cause it."""
+_logged: dict[str, float] = {}
+
+
+@contextmanager
+def reading_data() -> Iterator[None]:
+    """Raise BadData for an error of code that did not expect some data: use it around what is made of one thing's data,
+    where its error then concerns that thing alone."""
+    try:
+        yield
+    except BadEntry as error:
+        raise BadData(str(error)) from error
+    except OF_DATA as error:
+        reason = place(error)
+        now = time.monotonic()
+        if _logged.get(reason, float("-inf")) < now - LOGGED_AGAIN_SECONDS:
+            _logged[reason] = now
+            # Not the messages of the traceback: they quote the data.
+            frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)]
+            log.warning("source_data_unexpected", reason=reason, at=frames[-MAX_LOGGED_FRAMES:])
+        raise BadData(f"its data are not as expected ({reason})") from error
+
+
+def each(
+    items: Iterable[Item], make: Callable[[Item], T], name: Callable[[Item], object]
+) -> tuple[list[T], dict[str, BadData]]:
+    """Make something of each item of a response. Returns what was made, and the errors of the other items by their
+    names. name: of an item, whose data may be anything."""
+    made: list[T] = []
+    failed: dict[str, BadData] = {}
+    for number, item in enumerate(items, 1):
+        try:
+            with reading_data():
+                made.append(make(item))
+        except BadData as error:
+            failed[name_of(item, name, number)] = error
+    return made, failed
+
+
+def code_of(error: PenstockError) -> str:
+    """Return the code of a document that is set aside because of an error."""
+    return UNEXPECTED if isinstance(error, BadData) else "unavailable"
+
+
+MAX_NAME_CHARACTERS = 200
+
+
+def name_of(item: Item, name: Callable[[Item], object], number: int = 0) -> str:
+    """Return the name of an item, or its number where its data do not say it."""
+    try:
+        text = name(item)
+    except OF_DATA:
+        text = None
+    if isinstance(text, int) and abs(text) < 10**18:
+        text = str(text)
+    is_name = isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_NAME_CHARACTERS
+    return str(text) if is_name else f"number {number}"
+
+
 async def read_isolated(
-    names: Sequence[str], read: Callable[[Sequence[str]], Awaitable[Sequence[T]]]
+    names: Sequence[str],
+    read: Callable[[Sequence[str]], Awaitable[Sequence[T]]],
+    concerns_names: Callable[[PenstockError], bool] = may_be_set_aside,
 ) -> tuple[list[T], dict[str, PenstockError]]:
     """Read several things with one request. Where it fails, read the halves, and so on: only what fails by itself is
     returned among the errors. Raises errors that do not concern what was requested."""
@@ -110,11 +184,11 @@ async def read_isolated(
     try:
         return list(await read(names)), {}
     except PenstockError as error:
-        if not may_be_set_aside(error):
+        if not concerns_names(error):
             raise
         if len(names) == 1:
             return [], {names[0]: error}
     middle = len(names) // 2
-    first, first_errors = await read_isolated(names[:middle], read)
-    second, second_errors = await read_isolated(names[middle:], read)
+    first, first_errors = await read_isolated(names[:middle], read, concerns_names)
+    second, second_errors = await read_isolated(names[middle:], read, concerns_names)
     return [*first, *second], {**first_errors, **second_errors}

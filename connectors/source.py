@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 from pydantic import BaseModel
 
+from connectors.errors import BadEntry
 from connectors.protocol import Problem
 from connectors.set_aside import SetAside
-from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.core.errors import PenstockError
 from pipeline.core.metadata_keys import KeyType
 from topics.messages import Metadata
 
@@ -75,14 +76,14 @@ _REACTION = (_TEXTS.of("ids"), _TEXTS.of("groups"))
 
 
 def _check(entry: object, fields: Sequence[_Field]) -> None:
-    """Raise Misconfigured, which names the field and what to return, if a field has another type than it is declared
+    """Raise BadEntry, which names the field and what to return, if a field has another type than it is declared
     with. What only spoils this one document (a title that is no text, a tag that is none) is published as a problem of
     the document instead, or admits nobody."""
     for name, types, allows, expected in fields:
         value = getattr(entry, name)
         if type(value) not in types and not allows(value):
             kind = "None" if value is None else type(value).__name__
-            raise Misconfigured(f"{name} of {type(entry).__name__} is {kind}: return {expected}")
+            raise BadEntry(f"{name} of {type(entry).__name__} is {kind}: return {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

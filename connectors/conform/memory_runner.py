@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
+from connectors.errors import BadData
 from connectors.runner.compare import Row
 from connectors.runner.crawl import Crawl
+from connectors.runner.isolate import Isolated, groups_one_by_one
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, SweepRow
 from connectors.runner.state import FullState, ReadProgress
 from connectors.runner.sweep import Sweep
-from connectors.set_aside import SetAside
+from connectors.set_aside import SetAside, reading_data
 from connectors.source import Cursor, Group, Source
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.kafka.producer import Delivery, Stored
@@ -65,6 +67,7 @@ class MemoryRunner:
     def __post_init__(self) -> None:
         self._clock = Clock(None)
         self._publisher = Publisher(cast(Any, self), cast(Any, self))
+        self.isolated = Isolated(self.source, "s")
 
     # Activities
 
@@ -79,7 +82,7 @@ class MemoryRunner:
         return await self._attempt(self._run_sweep)
 
     def _crawl(self) -> Crawl:
-        services: Any = self.source, self, self._publisher, self._clock
+        services: Any = self.isolated, self, self._publisher, self._clock
         return Crawl(
             *services,
             between_pages=nothing,
@@ -90,7 +93,7 @@ class MemoryRunner:
         )
 
     async def _run_sweep(self) -> Mapping[str, Any]:
-        services: Any = self.source, self, self._publisher, self._clock
+        services: Any = self.isolated, self, self._publisher, self._clock
         sweep = Sweep(
             *services, set_aside=self.set_aside, between_pages=nothing, on_no_revisions=nothing, on_done=nothing
         )
@@ -103,7 +106,13 @@ class MemoryRunner:
         groups: list[Group] = []
 
         async def listed() -> None:
-            groups[:] = [group async for group in self.source.groups(None)]
+            try:
+                with reading_data():
+                    groups[:] = [group async for group in self.source.groups(None)]
+            except BadData:
+                tags = {tag for row in self.rows.values() for tag in (*row.acl_tags, *row.required_tags)}
+                groups[:], failed = await groups_one_by_one(self.source, tags)
+                self.problems += [f"the holders of {tag} cannot be read: {error}" for tag, error in failed.items()]
 
         return groups if await self._attempt(listed) else None
 
@@ -127,7 +136,8 @@ class MemoryRunner:
     @property
     def status(self) -> str:
         """The text that ``penstock connector status`` shows."""
-        lines = [*self.problems, *(problem.message for problem in self.set_aside.problems("s"))]
+        problems = [*self.isolated.problems, *self.set_aside.problems("s")]
+        lines = [*self.problems, *(problem.message for problem in problems)]
         lines += [f"{row.problem_code}: {row.problem_message}" for row in self.rows.values() if row.problem_code]
         return "\n".join(lines)
 

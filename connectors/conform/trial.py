@@ -233,6 +233,7 @@ class Trial:
             poll_seconds=INTERVAL_SECONDS,
             sweep_seconds=INTERVAL_SECONDS,
             groups_seconds=INTERVAL_SECONDS,
+            isolates_data=False,
         )
 
     def _make(self, context: Context) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Literal
@@ -219,9 +219,6 @@ class Activity:
         self._arguments |= self._unfinished
         self._commands |= self._running_commands
         self._running_commands = set()
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self.status)
 
 
 def pause_seconds(every: float, *, after: float) -> float:

@@ -10,3 +10,13 @@ MASS_DELETE_DOCUMENTS = 20
 def is_mass_deletion(missing: int, published: int) -> bool:
     """Whether an operator has to confirm the deletion of so many of the published documents."""
     return missing > max(MASS_DELETE_DOCUMENTS, MASS_DELETE_SHARE * published)
+
+
+FAILING_SHARE = 0.9
+FAILING_DOCUMENTS = 5
+"""If at least so many documents are set aside, and so large a share, it is the source's or the connector's fault."""
+
+
+def is_failing(set_aside: int, read: int) -> bool:
+    """Whether so many of the documents that were read are set aside that the source counts as failing."""
+    return set_aside >= max(FAILING_DOCUMENTS, FAILING_SHARE * read)

@@ -6,18 +6,21 @@ Each principal whose set of groups changed is published with the full set.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from datetime import datetime
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 
 from connectors.clock import Clock
-from connectors.protocol import Problem
+from connectors.errors import BadData
+from connectors.protocol import Problem, printable
 from connectors.runner.compare import is_tag
+from connectors.runner.guard import is_failing
+from connectors.runner.isolate import groups_one_by_one
 from connectors.runner.membership import (
     PRINCIPALS_PER_PAGE,
     ChangedSet,
@@ -30,14 +33,16 @@ from connectors.runner.membership import (
     tags_by_principal,
 )
 from connectors.runner.rows import Holder
+from connectors.set_aside import reading_data
 from connectors.source import Cursor, CursorExpired, Group, PagedGroups, Source
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
 from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 PART_SECONDS = 15.0
@@ -45,10 +50,13 @@ PART_SECONDS = 15.0
 every principal that it changes."""
 MAX_NAMED_TAGS = 5
 """Tags without a holder that a warning names."""
+MAX_TAG_CHARACTERS = 200
+"""So much of a tag is shown."""
 
 
 class Identities:
     """Law: only complete responses change anything; a failure leaves every membership that was not read as it was.
+    Where the reason is the data of one group, nobody holds that group until they can be read, and all others are read.
 
     A long listing is published part by part (``source.PagedGroups``) and continues after an interruption. What it lacks
     is taken from everybody at its end.
@@ -77,6 +85,10 @@ class Identities:
         self._between_pages = between_pages
         self._applying = asyncio.Lock()
         self._invalid: list[Problem] = []
+        self._unreadable: dict[str, str] = {}
+        """Why the holders of a tag cannot be read from their data, by tag."""
+        self._unlisted: str | None = None
+        """Why the groups were read by their tags and not by a listing."""
         self._unheld: list[Problem] = []
         self._held: Collection[str] | None = None
         """All tags that a principal held at the last complete listing."""
@@ -87,7 +99,23 @@ class Identities:
     @property
     def problems(self) -> list[Problem]:
         """Problems that the last listings of groups have shown."""
-        return [*self._invalid, *self._unheld]
+        unreadable = [
+            Problem(
+                self._holder.source,
+                "group_unreadable",
+                f"the holders of {printable(tag[:MAX_TAG_CHARACTERS])!r} cannot be read, so nobody holds it: {reason}",
+            )
+            for tag, reason in sorted(self._unreadable.items())[:MAX_NAMED_TAGS]
+        ]
+        if self._unlisted is not None:
+            message = f"groups cannot be listed, so only those with known tags are read, one by one: {self._unlisted}"
+            unreadable.append(Problem(self._holder.source, "groups_unlisted", message))
+        return [*self._invalid, *unreadable, *self._unheld]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the holders of all tags could be read."""
+        return not self._unreadable and self._unlisted is None
 
     @property
     def is_resumed(self) -> bool:
@@ -116,15 +144,59 @@ class Identities:
         at = self._clock.stamp()
         listed = _Listed(at)
         groups = self._source.groups(tags)
-        async with aclosing(cast("Any", groups)):
-            async for group in groups:
-                listed.add([group])
-                self._between_pages()
+        try:
+            async with aclosing(cast("Any", groups)):
+                while (group := await _next(groups)) is not None:
+                    listed.add([group])
+                    self._between_pages()
+        except BadData as error:
+            return await self._read_one_by_one(tags, error)
+        if tags is None:
+            self._unlisted = None
+        return await self._apply(listed, at, tags, {})
+
+    async def _read_one_by_one(self, tags: Collection[str] | None, error: BadData) -> int:
+        """Read groups by their tags, after the data of one of them could not be read. Nobody holds that one. Raises
+        Misconfigured if nearly all are like that, and then no membership changes: the reason is no single group."""
+        at = self._clock.stamp()
+        listed = _Listed(at)
+        known = await self._known_tags() if tags is None else tags
+        if tags is None:
+            self._unlisted = str(error)
+        groups, failed = await groups_one_by_one(self._source, known)
+        if is_failing(len(failed), len(failed) + len(groups)):
+            raise Misconfigured(
+                f"the holders of {len(failed)} of {len(failed) + len(groups)} tags cannot be read, so no membership is"
+                " changed: the source may have changed its format, or the connector's code has a fault"
+                f" ({next(iter(failed.values()))})"
+            )
+        listed.add(groups)
+        return await self._apply(listed, at, None if tags is None else {*tags, *failed}, failed)
+
+    async def _apply(
+        self, listed: _Listed, at: datetime, tags: Collection[str] | None, failed: Mapping[str, object]
+    ) -> int:
+        self._note_unreadable(failed, tags)
         self._report(listed)
         async with self._applying:
             return await (
                 self._apply_all(listed.groups, at) if tags is None else self._apply_some(listed.groups, at, tags)
             )
+
+    async def _known_tags(self) -> set[str]:
+        """Return the tags of all groups that were listed so far, and of all published documents."""
+        return {*await self._tables.all_groups(), *await self._tables.documents_by_tag()}
+
+    def _note_unreadable(self, failed: Mapping[str, object], tags: Collection[str] | None) -> None:
+        """failed: the errors by tag. tags: those that were requested; None: all."""
+        for tag in [*self._unreadable] if tags is None else tags:
+            if tag not in failed:
+                self._unreadable.pop(tag, None)
+        for tag, error in failed.items():
+            if tag not in self._unreadable:
+                name = printable(tag[:MAX_TAG_CHARACTERS])
+                log.warning("access_unreadable", resource=f"holders of {name}", error=str(error))
+            self._unreadable[tag] = str(error)
 
     async def _read_parts(self, source: PagedGroups) -> int:
         """List all groups, from where the last listing was interrupted, and publish them part by part."""
@@ -135,7 +207,7 @@ class Identities:
         pages = source.group_pages(cursor)
         try:
             async with aclosing(cast("Any", pages)):
-                async for page in pages:
+                while (page := await _next(pages)) is not None:
                     listed.add(page.groups)
                     if page.cursor is not None and monotonic() - part_began >= self._part_seconds:
                         part = listed.take()
@@ -146,6 +218,11 @@ class Identities:
         except CursorExpired as error:
             await self._tables.end_listing()
             raise Retryable(str(error)) from error
+        except BadData as error:
+            await self._tables.end_listing()
+            return count + await self._read_one_by_one(None, error)
+        self._unlisted = None
+        self._note_unreadable({}, None)
         self._report(listed)
         async with self._applying:
             count += await self._apply_all(listed.take(), at)
@@ -220,6 +297,12 @@ class Identities:
         )
 
 
+async def _next(items: AsyncIterator[T]) -> T | None:
+    """Return the next item of a source; None: there is no more. Raises BadData for an error of data."""
+    with reading_data():
+        return await anext(items, None)
+
+
 class _Listed:
     """The groups of a listing, without names that nobody can hold."""
 
@@ -230,7 +313,7 @@ class _Listed:
 
     def add(self, groups: Iterable[Group]) -> None:
         for group in groups:
-            members, of = sorted(set(group.members)), sorted(set(group.of))
+            members, of = _distinct(group.members), _distinct(group.of)
             self.invalid_names += sum(not is_tag(name) for name in (*members, *of)) + (not is_group(group.tag))
             if is_group(group.tag):
                 self.groups.append(GroupMembers(group.tag, _valid_names(members), _valid_names(of), self._at))
@@ -263,6 +346,12 @@ def _unheld(source: str, documents: Mapping[str, int]) -> Problem:
         "tag_unheld",
         f"nobody holds the tag {named}{more}: the source's groups name no member of it, so it admits nobody",
     )
+
+
+def _distinct(names: Collection[str]) -> list[str]:
+    """Return the names sorted and unique. Those that are no text count as one invalid name each."""
+    texts = sorted({name for name in names if isinstance(name, str)})
+    return [*texts, *("" for name in names if not isinstance(name, str))]
 
 
 def _valid_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -19,6 +19,7 @@ from connectors.runner.crawl import Crawl
 from connectors.runner.freshness import Freshness, Listing
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.runner.identities import Identities
+from connectors.runner.isolate import Isolated
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
@@ -64,6 +65,9 @@ class Instance:
         """The outcome of the last full read, since this process runs the instance."""
         self._publisher: Publisher | None = None
         self._set_aside = SetAside()
+        self._isolated: Isolated | None = None
+        self._documents = Status()
+        """Needs attention while nearly all documents are set aside because of their data."""
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
         self._reconcile: Reconcile | None = None
@@ -206,9 +210,11 @@ class Instance:
                 freshness.listed("documents", listing)
 
         freshness = Freshness(self._services.pool, state.holder, every_seconds=self.plan.sweep_seconds)
+        self._isolated = Isolated(source, self.plan.name) if self.plan.isolates_data else None
+        reading = cast("Source", self._isolated or source)
         publisher = Publisher(self._services.producer, rows)
         crawl = Crawl(
-            source,
+            reading,
             state,
             publisher,
             clock,
@@ -219,7 +225,7 @@ class Instance:
             sweep=poll_by_sweep,
         )
         sweep = Sweep(
-            source,
+            reading,
             state,
             publisher,
             clock,
@@ -273,7 +279,7 @@ class Instance:
         async def read_groups(arguments: frozenset[str]) -> Mapping[str, Any]:
             began = await freshness.now()
             outcome = await identities.read_all(arguments)
-            if not (identities.is_resumed or self._set_aside.reasons()):
+            if identities.is_complete and not (identities.is_resumed or self._set_aside.reasons()):
                 freshness.listed("groups", Listing(began))
             return outcome
 
@@ -370,8 +376,10 @@ class Instance:
         """Write the status, and take the commands that wait."""
         assert self._publisher is not None
         counts = Counter(self._publisher.counts)
+        failing = self._isolated.failing if self._isolated else None
+        self._documents.enter("needs attention" if failing else "idle", failing)
         paused, commands = await state.heartbeat(
-            {name: activity.json() for name, activity in self.activities.items()},
+            {name: asdict(status) for name, status in self._statuses().items()},
             counts,
             [{"code": problem.code, "message": printable(problem.message)} for problem in self.problems()],
         )
@@ -416,17 +424,24 @@ class Instance:
             metrics.connector_waiting.labels(source, name).set(activity.status.state in ("waiting", "needs attention"))
             if (age := activity.status.age_seconds()) is not None:
                 metrics.connector_age.labels(source, name).set(age)
+        metrics.connector_waiting.labels(source, "documents").set(self._documents.needs_attention())
         metrics.connector_problems.labels(source, "source").set(len(self.problems()))
         metrics.connector_problems.labels(source, "documents").set(sum(self.unpublishable.values()))
+
+    def _statuses(self) -> dict[str, Status]:
+        """Return the status of each activity, and that of the documents while it needs attention."""
+        statuses = {name: activity.status for name, activity in self.activities.items()}
+        return statuses | ({"documents": self._documents} if self._documents.needs_attention() else {})
 
     def problems(self) -> list[Problem]:
         """Return the problems of the instance as a whole, beginning with what stops it."""
         return [
             *(
-                Problem(self.plan.name, "needs_attention", f"{name}: {activity.status.reason}")
-                for name, activity in self.activities.items()
-                if activity.status.needs_attention()
+                Problem(self.plan.name, "needs_attention", f"{name}: {status.reason}")
+                for name, status in self._statuses().items()
+                if status.needs_attention()
             ),
+            *(self._isolated.problems if self._isolated else ()),
             *(self._sweep.problems if self._sweep else ()),
             *(self._reconcile.problems if self._reconcile else ()),
             *(self._identities.problems if self._identities else ()),
@@ -440,7 +455,7 @@ class Instance:
             "tenant": self.plan.tenant,
             "kind": self.plan.kind,
             "start": asdict(self.start),
-            "activities": {name: activity.json() for name, activity in self.activities.items()},
+            "activities": {name: asdict(status) for name, status in self._statuses().items()},
             "problems": [{"code": problem.code, "message": problem.message} for problem in self.problems()],
             "published": dict(self.published),
         }

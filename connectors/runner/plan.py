@@ -33,6 +33,9 @@ class Plan:
     poll_seconds: float = POLL_SECONDS
     sweep_seconds: float = SWEEP_SECONDS
     groups_seconds: float = GROUPS_SECONDS
+    isolates_data: bool = True
+    """Whether an error that a document's data cause sets that document aside; else it stops the activity, which shows
+    it to whoever develops the source."""
 
     def events_url(self, base: str | None) -> str | None:
         """Return where this instance's events arrive. base: ``https://host`` as sources see us."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -14,14 +15,15 @@ from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.freshness import Listing
-from connectors.runner.guard import is_mass_deletion
+from connectors.runner.guard import is_failing, is_mass_deletion
 from connectors.runner.listing import ListedIds
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import PAGE, Rows, SweepRow
 from connectors.runner.state import State
-from connectors.set_aside import SetAside
-from connectors.source import Entry, Gone, Listed, Source, Unlisted
+from connectors.set_aside import UNEXPECTED, SetAside
+from connectors.source import Entry, Gone, Listed, Source, Unlisted, Unreadable
+from pipeline.core.errors import Misconfigured
 
 MAX_LIVE_NEW_DOCUMENTS = 500
 """New documents of one sweep that are published live; the rest of them goes to the backfill lane, as a first load."""
@@ -111,6 +113,7 @@ class Sweep:
         self._set_aside.replace("listing", {part.part: part.reason for part in unlisted})
         if closed := [part.id_prefix for part in unlisted if part.is_closed and part.id_prefix is not None]:
             tally += await self._close(started, tuple(closed), at)
+        _require_working(unlisted, listed)  # after what nobody may read any more is closed
         tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
         left_out = unlisted or self.problems or tally["late"] or tally["invalid"]
         if is_storable and not (left_out or loading):
@@ -170,6 +173,7 @@ class Sweep:
                 fetched_at = self._clock.stamp()
                 fetched = await self._source.fetch(ids[start : start + MAX_FETCH_DOCUMENTS])
                 self._note_reading(fetched)
+                fetched = [_with_access_of(entries.get(entry.external_id), entry) for entry in fetched]
                 tally += await self._publisher.publish(fetched, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
         return len(new), tally
 
@@ -244,6 +248,23 @@ class Sweep:
             after = page[-1].external_id if len(page) == PAGE else None
             self._between_pages()
         return published, others, known
+
+
+def _require_working(unlisted: Sequence[Unlisted], listed: int) -> None:
+    """Raise Misconfigured, before anything is deleted, if nearly all documents of a listing are set aside."""
+    aside = [part for part in unlisted if part.is_document]
+    if is_failing(len(aside), len(aside) + listed):
+        raise Misconfigured(
+            f"{len(aside)} of {len(aside) + listed} documents of the listing are set aside, so nothing is deleted: the"
+            f" source may have changed its format, or the connector's code has a fault ({aside[0].reason})"
+        )
+
+
+def _with_access_of(listed: Listed | None, entry: Entry) -> Entry:
+    """Return an entry whose data could not be read with the access that the listing has just shown."""
+    if listed is None or not isinstance(entry, Unreadable) or entry.code != UNEXPECTED or entry.acl_tags:
+        return entry
+    return replace(entry, acl_tags=listed.acl_tags, required_tags=listed.required_tags)
 
 
 def _without_readers(ids: Sequence[str]) -> dict[str, Listed]:

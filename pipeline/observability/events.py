@@ -109,6 +109,7 @@ LogEvent = Literal[
     "slack_channel_not_joined",
     "slack_socket_delayed",
     "source_code_unparsed",
+    "source_data_unexpected",
     "span_closed_elsewhere",
     "spans_lost",
     "spending_not_recorded",

@@ -203,7 +203,7 @@ async def test_a_missing_branch_deletes_nothing(team: Team, monkeypatch: pytest.
     async with team.loaded() as instance:
         await team.play.trouble(truncated=True)
         instance.activities["sweep"].trigger()
-        await team.bench.until(lambda: "no branch any more" in str(instance.activities["sweep"].json()), 60)
+        await team.bench.until(lambda: "no branch any more" in str(instance.activities["sweep"].status), 60)
         assert await team.bench.take() == []
         await team.play.trouble()
         await team.bench.until(lambda: team.idle(instance) and instance.activities["sweep"].status.state == "idle", 60)
