@@ -51,6 +51,11 @@ _NO_HALF = re.compile(rf"(?:[^\\\ud800-\udfff]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|
 """Text of JSON up to half of a character, or up to an escape of it without the other half."""
 _ESCAPE_OR_HALF = re.compile(rf"({_PAIR}|\\(?!u[dD][89a-fA-F]).)|\\u[0-9a-fA-F]{{4}}|[\ud800-\udfff]", re.DOTALL)
 """The group: whatever is not half of a character."""
+_STRUCTURE = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+"""The brackets of JSON, and its texts as a whole."""
+MAX_NESTED = 300
+"""Values that are nested deeper are not read, where Python does not read JSON as it is (about a thousand levels)."""
+MAX_DIGITS = 1_000
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javascript|x-ndjson|csv|yaml|x-yaml)")
 
 
@@ -139,7 +144,12 @@ async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
         if (whole := _NO_HALF.match(text)) is not None and whole.end() < len(text):
             text = await asyncio.to_thread(_without_halves, text)
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            raise
+        except (ValueError, RecursionError):
+            return await asyncio.to_thread(_loads_unreadable, text)
     except (ValueError, RecursionError):
         pass  # the error's text and its chain would hold the body
     raise Retryable(f"{where} answered with something that is not JSON, or was cut off")
@@ -149,6 +159,33 @@ def _without_halves(text: str) -> str:
     """Replace halves of characters, which JSON can express: no other format can, and whoever writes one into a text
     must not stop the reading of all others."""
     return _ESCAPE_OR_HALF.sub(lambda match: match[1] or r"\ufffd", text)
+
+
+def _loads_unreadable(text: str) -> Any:
+    """Return JSON in which infinity stands for what Python does not read: numbers of thousands of digits, and values
+    that are nested ever deeper. Infinity is in no other JSON, and fails whatever reads it as something else: the item
+    that has it is set aside, and the others are read."""
+    return json.loads(_without_depths(text), parse_int=_int_or_infinity)
+
+
+def _int_or_infinity(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float("inf")
+
+
+def _without_depths(text: str) -> str:
+    parts_read: list[str] = []
+    depth = since = 0
+    for token in _STRUCTURE.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth == MAX_NESTED + 1:
+                parts_read.append(text[since : token.start()])
+        elif token[0] in "]}":
+            if depth == MAX_NESTED + 1:
+                parts_read.append("Infinity")
+                since = token.end()
+            depth -= 1
+    return "".join((*parts_read, text[since:])) if depth <= MAX_NESTED else text
 
 
 async def read_text(response: httpx.Response, where: str, limit: int) -> str:

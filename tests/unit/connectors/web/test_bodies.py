@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import httpx
 import pytest
 
-from connectors.web.client import read_json
+from connectors.web.client import MAX_NESTED, read_json
+from pipeline.core.errors import Retryable
 
 
 def nested(value: Any, times: int) -> Any:
@@ -40,3 +42,32 @@ async def test_half_of_a_character_in_json_is_replaced(sent: bytes, value: Any) 
     read = await read_json(response, "a", 10_000)
     assert read == value
     assert json.dumps(read, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "value"),
+    [
+        (b'[{"n": ' + b"9" * 5_000 + b'}, {"n": 17}]', [{"n": math.inf}, {"n": 17}]),
+        (b'[{"n": -' + b"9" * 5_000 + b"}]", [{"n": math.inf}]),
+        (b'[{"t": ' + b'[{"x":' * 3_000 + b"1" + b"}]" * 3_000 + rb'}, {"t": "[[\"]"}]', None),
+        (b'[{"t": ' + b"[" * 3_000 + b'"]"' + b"]" * 3_000 + b', "n": ' + b"9" * 5_000 + b"}, 17]", None),
+    ],
+)
+async def test_a_number_or_a_depth_that_python_does_not_read_concerns_its_item(sent: bytes, value: Any) -> None:
+    """One value made the whole response something that is not JSON: no other document of its page was ever read."""
+    read = await read_json(httpx.Response(200, stream=httpx.ByteStream(sent)), "a", 1_000_000)
+    if value is not None:
+        assert read == value
+        return
+    assert read[1] in ({"t": '[["]'}, 17)
+    node, depth = read[0]["t"], 0
+    while isinstance(node, list | dict):
+        node, depth = next(iter(node.values() if isinstance(node, dict) else node)), depth + 1
+    assert node == math.inf
+    assert depth == MAX_NESTED - 2
+
+
+@pytest.mark.parametrize("sent", [b'{"n": ' + b"9" * 5_000, b"[" * 100_000, b'["' + rb"\"" * 100_000, b'{"a": nan}'])
+async def test_what_is_no_json_is_still_refused(sent: bytes) -> None:
+    with pytest.raises(Retryable, match="not JSON, or was cut off"):
+        await read_json(httpx.Response(200, stream=httpx.ByteStream(sent)), "a", 1_000_000)
