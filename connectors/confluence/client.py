@@ -1,7 +1,8 @@
 """The REST APIs v1 and v2: paging, the requests that both flavours share, and parsing JSON into the model.
 
-Parsing functions raise KeyError, TypeError or ValueError where a required part is missing; ``parsing`` turns these
-into Retryable.
+Parsing functions raise KeyError, TypeError or ValueError where a required part is missing. In the envelope of a
+response ``parsing`` turns these into Retryable; in one of the things that it holds ``reading_data`` turns them into
+BadData, which concerns that thing alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from connectors.atlassian import Person
 from connectors.confluence.changes import MAX_CHANGES
 from connectors.confluence.model import Change, Comment, Content, Kind, Readers, Space, restriction_tag
 from connectors.confluence.options import ConfluenceOptions
+from connectors.set_aside import reading_data
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, Retryable
@@ -117,6 +119,10 @@ def parsing(name: str) -> Iterator[None]:
         ) from None
 
 
+def id_in(json: Any) -> object:
+    return json["id"]
+
+
 def cql_list(ids: Sequence[str]) -> str:
     """Return the items of a CQL list. Personal spaces have the user's name as key, which may be an address; an item
     with a quote, a backslash or a space is left out, so that nothing can be injected into a query."""
@@ -151,6 +157,16 @@ def person(json: Json) -> Person:
     )
 
 
+def _body(json: Json) -> str | None:
+    """Return the text of a content in storage format; None: the response has none."""
+    storage = (json.get("body") or {}).get("storage")
+    if storage is None:
+        return None
+    if not isinstance(storage["value"], str):
+        raise TypeError("a body is no text")
+    return str(storage["value"])
+
+
 # v1
 
 
@@ -168,7 +184,7 @@ def content_v1(json: Json, space: str | None = None) -> Content:
         author=person(
             (not attached and _nested(json, "history", "createdBy")) or _nested(json, "version", "by") or {}
         ).id,
-        body=_nested(json, "body", "storage", "value"),
+        body=_body(json),
         container=str(_nested(json, "container", "id") or "") or None if attached else None,
         media_type=str(_nested(json, "extensions", "mediaType") or _nested(json, "metadata", "mediaType") or ""),
         size=int(_nested(json, "extensions", "fileSize") or 0),
@@ -206,11 +222,10 @@ def comment_v1(json: Json) -> Comment:
 
 
 def change_v1(json: Json) -> Change:
+    """Parse a change. Whether the version is one is seen when the document is read."""
     container = _nested(json, "container", "id")
-    version = json["version"]
-    return Change(
-        str(json["id"]), json["type"], str(container) if container else None, f"{version['number']}@{version['when']}"
-    )
+    version = f"{_nested(json, 'version', 'number')}@{_nested(json, 'version', 'when')}"
+    return Change(str(json["id"]), json["type"], str(container) if container else None, version)
 
 
 def is_restricted(json: Json) -> bool | None:
@@ -273,7 +288,7 @@ def content_v2(json: Json, kind: Kind, space: str) -> Content:
         modified_at=str(version["createdAt"]),
         webui=str(_nested(json, "_links", "webui") or ""),
         author=str(json.get("authorId") or version.get("authorId") or ""),
-        body=_nested(json, "body", "storage", "value"),
+        body=_body(json),
         parent=str(parent) if parent else None,
         parent_kind=str(json.get("parentType") or "") if parent else "",
     )
@@ -368,7 +383,7 @@ async def restriction_readers(api: Api, id_: str) -> Readers:
             limit=size,
             expand="restrictions.user,restrictions.group",
         )
-        with parsing(api.web.name):
+        with reading_data():
             readers = readers_v1(answer["restrictions"])
         people += readers.people
         groups += readers.groups
@@ -407,7 +422,7 @@ async def search_changes(
     try:
         async for json in search(changes_cql(list(spaces), minutes, until)):
             any_result = True
-            with parsing(api.web.name):  # nothing but the change is kept: a result is many times larger
+            with reading_data():  # nothing but the change is kept: a result is many times larger
                 if str(json["space"]["key"]) in spaces:
                     changes.append(change_v1(json))
             if len(changes) > limit:

@@ -10,6 +10,7 @@ where it is not, the chain is read from v2 and the restrictions one at a time. A
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -42,7 +43,8 @@ from connectors.confluence.model import (
     restriction_tag,
 )
 from connectors.confluence.options import ConfluenceOptions
-from connectors.set_aside import Failures, may_be_set_aside, read_isolated
+from connectors.errors import BadData
+from connectors.set_aside import Failures, each, may_be_set_aside, name_of, read_isolated, reading_data
 from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
@@ -112,7 +114,7 @@ class Restrictions:
                 "rest/api/content/search", cql=f"id in ({cql_list(batch)})", expand=expand, limit=MAX_IDS
             )
             async for json in results:
-                with parsing(self._api.web.name):
+                with reading_data():
                     above = json.get("ancestors") or []
                     for content in [*above, json]:
                         if (restricted := client.is_restricted(content)) is not None:
@@ -132,7 +134,7 @@ class Restrictions:
 
         async def read(batch: Sequence[str]) -> None:
             async for json in self._api.all_results("api/v2/pages", id=",".join(batch), limit=MAX_ANCESTORS):
-                with parsing(self._api.web.name):
+                with suppress(BadData), reading_data():  # without it the chain is read from v2
                     parents[str(json["id"])] = str(json["parentId"]) if json.get("parentId") else None
 
         await gather_or_cancel(*(read(batch) for batch in batched(sorted(ids), MAX_IDS)))
@@ -164,13 +166,13 @@ class Restrictions:
                 answer = await self._api.get(
                     f"api/v2/{page.kind}s/{path_segment(page.id)}/ancestors", limit=MAX_ANCESTORS
                 )
+                with reading_data():
+                    ancestors = tuple(str(ancestor["id"]) for ancestor in answer["results"])
             except PenstockError as error:
                 if not may_be_set_aside(error) or not self._failures.fail(f"ancestors {page.id}", error):
                     raise
                 return None
             self._failures.succeed(f"ancestors {page.id}")
-            with parsing(self._api.web.name):
-                ancestors = tuple(str(ancestor["id"]) for ancestor in answer["results"])
             if len(ancestors) >= MAX_ANCESTORS or ancestors[-1:] != (page.parent,):  # truncated, or moved meanwhile
                 return None
             self._ancestors[page.parent] = ancestors
@@ -181,14 +183,15 @@ class Restrictions:
             path = f"rest/api/content/{path_segment(id_)}/restriction/byOperation/read"
             try:
                 answer = await self._api.get(path, expand="restrictions.user,restrictions.group", limit=1)
+                with reading_data():
+                    is_restricted = client.is_restricted({"restrictions": {"read": answer}})
             except PenstockError as error:
                 if not may_be_set_aside(error) or not self._failures.fail(f"restriction {id_}", error):
                     raise
                 self._restricted[id_] = None
             else:
                 self._failures.succeed(f"restriction {id_}")
-                with parsing(self._api.web.name):
-                    self._restricted[id_] = client.is_restricted({"restrictions": {"read": answer}})
+                self._restricted[id_] = is_restricted
         return self._restricted[id_]
 
 
@@ -210,7 +213,7 @@ async def page_comments(api: Api, page: Content) -> list[Comment]:
         while pending and len(comments) < MAX_COMMENTS:
             path, parent = pending.pop(0)
             async for json in api.all_results(path, limit=MAX_LISTED, **{"body-format": "storage"}):
-                with parsing(api.web.name):
+                with reading_data():
                     comment = client.comment_v2(json, parent)
                 comments.append(comment)
                 pending.append((f"api/v2/{kind}/{path_segment(comment.id)}/children", comment.id))
@@ -251,22 +254,23 @@ class Cloud:
         if full:
             params["body-format"] = "storage"
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, position)
-        with parsing(self._api.web.name):
-            contents = [client.content_v2(json, kind, space.key) for json in results]
+        contents, unreadable = each(results, lambda json: client.content_v2(json, kind, space.key), client.id_in)
+        failed: dict[str, PenstockError] = {**unreadable}
         accessed, commented = await gather_or_cancel(
-            self._with_access(contents), self._with_comments(contents, full=full)
+            self._with_access(contents), self._with_comments(contents, full=full, failed=failed)
         )
-        pages = [replace(page, comments=also.comments) for page, also in zip(accessed, commented, strict=True)]
-        return Listing(pages, following)
+        comments = {page.id: page.comments for page in commented}
+        pages = [replace(page, comments=comments[page.id]) for page in accessed if page.id in comments]
+        return Listing(pages, following, failed)
 
     async def _attachments(self, space: Space, position: Position | None) -> Listing:
         """List a space's attachments by search, since v2 lists only those of one page or of the whole site."""
         results, following = await self._search(
             f'type = attachment and space = "{space.key}" order by created asc', position
         )
-        with parsing(self._api.web.name):
-            attachments = [client.content_v1(json, space.key) for json in results]
-        return Listing(await self._with_page_access(attachments), following)
+        attachments, unreadable = each(results, lambda json: client.content_v1(json, space.key), client.id_in)
+        failed: dict[str, PenstockError] = {**unreadable}
+        return Listing(await self._with_page_access(attachments, failed), following, failed)
 
     async def _search(
         self, cql: str, position: Position | None = None, expand: str = "version,container,space,history"
@@ -291,13 +295,16 @@ class Cloud:
                 json = await self._api.get(f"api/v2/attachments/{path_segment(id_)}")
             except Missing:
                 continue
-            with parsing(self._api.web.name):
+            with reading_data():
                 if json["status"] == "current" and client.container_v2(json):
                     attachments.append(client.attachment_v2(json, ""))
         return [*pages, *await self._with_page_access(attachments)]
 
-    async def _current_pages(self, ids: Sequence[str], *, bodies: bool) -> list[Content]:
-        """Read the current pages and blog posts with these ids in the spaces to read."""
+    async def _current_pages(
+        self, ids: Sequence[str], *, bodies: bool, failed: dict[str, PenstockError] | None = None
+    ) -> list[Content]:
+        """Read the current pages and blog posts with these ids in the spaces to read. failed: receives the errors of
+        those whose data cannot be read; None raises them."""
         if not self._keys:
             await self.spaces()
         contents: list[Content] = []
@@ -311,11 +318,16 @@ class Cloud:
                     f"api/v2/{kind}s", id=",".join(remaining), status="current", limit=MAX_LISTED, **body
                 )
                 async for json in results:
-                    with parsing(self._api.web.name):
-                        remaining.remove(str(json["id"]))
-                        key = self._keys.get(str(json["spaceId"]))
-                        if key or missing_spaces(self._options, self._keys.values()):
-                            contents.append(client.content_v2(json, cast("Kind", kind), key or ""))
+                    try:
+                        with reading_data():
+                            remaining.remove(str(json["id"]))
+                            key = self._keys.get(str(json["spaceId"]))
+                            if key or missing_spaces(self._options, self._keys.values()):
+                                contents.append(client.content_v2(json, cast("Kind", kind), key or ""))
+                    except BadData as error:
+                        if failed is None:
+                            raise
+                        failed[name_of(json, client.id_in)] = error
         return contents
 
     async def _with_access(self, contents: Sequence[Content]) -> list[Content]:
@@ -327,11 +339,20 @@ class Cloud:
             for content in contents
         ]
 
-    async def _with_page_access(self, attachments: Sequence[Content]) -> list[Content]:
-        """Return the attachments whose pages are current and in the spaces to read, with their page's access."""
+    async def _with_page_access(
+        self, attachments: Sequence[Content], failed: dict[str, PenstockError] | None = None
+    ) -> list[Content]:
+        """Return the attachments whose pages are current and in the spaces to read, with their page's access. failed:
+        receives the errors of those whose page's data cannot be read; None raises them."""
+        unreadable: dict[str, PenstockError] | None = None if failed is None else {}
         containers = await self._current_pages(
-            sorted({attachment.container for attachment in attachments if attachment.container}), bodies=False
+            sorted({attachment.container for attachment in attachments if attachment.container}),
+            bodies=False,
+            failed=unreadable,
         )
+        if failed is not None and unreadable:
+            of_page = {item.id: unreadable.get(item.container or "") for item in attachments}
+            failed.update({id_: error for id_, error in of_page.items() if error is not None})
         pages = {page.id: page for page in await self._with_access(containers)}
         return [
             replace(attachment, space=page.space, required_tags=page.required_tags)
@@ -339,25 +360,50 @@ class Cloud:
             if (page := pages.get(attachment.container or ""))
         ]
 
-    async def _with_comments(self, contents: Sequence[Content], *, full: bool, certain: bool = False) -> list[Content]:
+    async def _with_comments(
+        self,
+        contents: Sequence[Content],
+        *,
+        full: bool,
+        certain: bool = False,
+        failed: dict[str, PenstockError] | None = None,
+    ) -> list[Content]:
         """Add comments. With ``certain`` every page is asked for them, otherwise only pages for which search reports
-        some."""
+        some. failed: receives the errors of pages whose comments' data cannot be read, which are left out; None raises
+        them."""
         if not self._options.comments or not contents:
             return list(contents)
         comments: dict[str, list[Comment]] = {}
+        errors: dict[str, PenstockError] = {}
         if not certain:
 
             async def search(batch: Sequence[str]) -> None:
                 async for json in self._search_each(f"type = comment and container in ({cql_list(batch)})"):
-                    with parsing(self._api.web.name):
-                        comments.setdefault(str(json["container"]["id"]), []).append(client.comment_v1(json))
+                    page = name_of(json, lambda json: json["container"]["id"])
+                    try:
+                        with reading_data():
+                            comments.setdefault(page, []).append(client.comment_v1(json))
+                    except BadData as error:
+                        errors[page] = error
 
             ids = [content.id for content in contents]
             await gather_or_cancel(*(search(batch) for batch in batched(ids, MAX_IDS)))
         if full:
             commented = [content for content in contents if certain or content.id in comments]
-            comments = {content.id: await page_comments(self._api, content) for content in commented}
-        return [replace(content, comments=tuple(comments.get(content.id, ()))) for content in contents]
+            comments = {}
+            for content in commented:
+                try:
+                    comments[content.id] = await page_comments(self._api, content)
+                except BadData as error:
+                    errors[content.id] = error
+        if errors and failed is None:
+            raise next(iter(errors.values()))
+        (failed if failed is not None else {}).update(errors)
+        return [
+            replace(content, comments=tuple(comments.get(content.id, ())))
+            for content in contents
+            if content.id not in errors
+        ]
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
         return await search_changes(self._api, self._search_each, await self.spaces(), minutes)
@@ -369,8 +415,8 @@ class Cloud:
                 continue
             params = {"status": "trashed", "sort": "-modified-date", "limit": MAX_LISTED}
             results, _ = await self._api.page(f"api/v2/{kind}s", params, None)
-            with parsing(self._api.web.name):
-                ids += [str(json["id"]) for json in results if str(json["spaceId"]) in self._keys]
+            trashed, _ = each(results, lambda json: (str(json["id"]), str(json["spaceId"])), client.id_in)
+            ids += [id_ for id_, space in trashed if space in self._keys]
         return ids
 
     async def descendants(self, id_: str, limit: int) -> Sequence[str] | None:
@@ -380,7 +426,7 @@ class Cloud:
         """Return who may view a space: by its permissions, and by roles, where the site has them."""
         people, groups, licensed = await self._readers_by_role(space)
         async for json in self._api.all_results(f"api/v2/spaces/{space.id}/permissions", limit=MAX_LISTED):
-            with parsing(self._api.web.name):
+            with reading_data():
                 operation, principal = json["operation"], json["principal"]
                 if (operation["key"], operation["targetType"]) != ("read", "space"):
                     continue
@@ -408,7 +454,7 @@ class Cloud:
             if error.status == 401:
                 raise
             return people, groups, licensed
-        with parsing(self._api.web.name):
+        with reading_data():
             reading = {str(role["id"]) for role in roles if VIEWING in role["spacePermissions"]}
             for assignment in assignments:
                 principal = assignment["principal"]
@@ -433,8 +479,8 @@ class Cloud:
         kind = str((position or {}).get("kind", "page"))
         inner = (position or {}).get("next")
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, inner)
-        with parsing(self._api.web.name):
-            contents = [client.content_v2(json, cast("Kind", kind), space.key) for json in results]
+        # What cannot be read has no holders: its documents are closed until it can.
+        contents, _ = each(results, lambda json: client.content_v2(json, cast("Kind", kind), space.key), client.id_in)
         named = await Restrictions(self._api, self._failures).readers(contents)
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
@@ -443,8 +489,7 @@ class Cloud:
     async def members(self, group: str) -> Sequence[Person]:
         people = []
         async for json in self._api.all_results(f"rest/api/group/{path_segment(group)}/membersByGroupId", limit=200):
-            with parsing(self._api.web.name):
-                people.append(client.person(json))
+            people += each([json], client.person, client.id_in)[0]  # a member whose data cannot be read is none
         return people
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
@@ -452,5 +497,6 @@ class Cloud:
         for batch in batched(dict.fromkeys(ids), MAX_LISTED):
             answer = await self._api.post("api/v2/users-bulk", {"accountIds": list(batch)})
             with parsing(self._api.web.name):
-                people |= {(person := client.person(json)).id: person for json in answer["results"]}
+                results = list(answer["results"])
+            people |= {person.id: person for person in each(results, client.person, client.id_in)[0]}
         return people

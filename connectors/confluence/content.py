@@ -11,6 +11,7 @@ from connectors.confluence.model import Comment, Content, parse_time
 from connectors.extraction import Unreadable as NoText
 from connectors.extraction import extract_file
 from connectors.files import temporary_file
+from connectors.set_aside import code_of
 from connectors.source import Document, Entry, Gone, Unreadable
 from connectors.web import Forbidden, Missing, TooLarge, Web
 from pipeline.core.errors import PenstockError
@@ -97,7 +98,7 @@ def unavailable(id_: str, content: Content | None, error: PenstockError) -> Unre
     acl, required_tags = content.tags if content else ((), ())
     return Unreadable(
         external_id=id_,
-        code="unavailable",
+        code=code_of(error),
         acl_tags=acl,
         required_tags=required_tags,
         message=f"{error}: it is tried again with every sweep",

@@ -22,7 +22,6 @@ from connectors.confluence.client import (
     descendant_ids,
     listing_size,
     missing_spaces,
-    parsing,
     path_segment,
     restriction_readers,
     search_changes,
@@ -30,7 +29,7 @@ from connectors.confluence.client import (
 )
 from connectors.confluence.model import Change, Content, Kind, Listing, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
-from connectors.set_aside import may_be_set_aside
+from connectors.set_aside import each, may_be_set_aside, name_of, reading_data
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
@@ -89,9 +88,8 @@ class DataCenter:
         known = set((position or {}).get("last", ()))
         results, following, failed = await self._contents(space, kind, position, size, self._expand(full=full))
         contents: list[Content] = []
-        for json in results:
-            with parsing(self._api.web.name):
-                id_ = str(json["id"])
+        for number, json in enumerate(results, 1):
+            id_ = name_of(json, client.id_in, number)
             if id_ in known:
                 continue
             try:
@@ -100,7 +98,7 @@ class DataCenter:
                 if not may_be_set_aside(error):
                     raise
                 failed[id_] = error
-        last = [str(json.get("id")) for json in results][-OVERLAP_RESULTS:]
+        last = [name_of(json, client.id_in) for json in results][-OVERLAP_RESULTS:]
         return Listing(contents, None if following is None else {**following, "last": last}, failed)
 
     async def _contents(
@@ -150,13 +148,13 @@ class DataCenter:
 
     async def _with_attachments(self, json: Json, space: str, *, full: bool) -> list[Content]:
         """Return a page and its attachments, which have the page's access."""
-        with parsing(self._api.web.name):
+        with reading_data():
             page = replace(client.content_v1(json, space), required_tags=client.required_tags(json))
             self._people |= {account.id: account for account in client.people_in(json)}
         if self._options.comments:
             more = _COMMENT_FIELDS + (",body.storage" if full else "") if full else "version"
             comments = await self._nested_results(json.get("descendants"), page.id, "descendant/comment", more)
-            with parsing(self._api.web.name):
+            with reading_data():
                 page = replace(page, comments=tuple(client.comment_v1(comment) for comment in comments))
                 self._people |= {account.id: account for comment in comments for account in client.people_in(comment)}
         contents = [page]
@@ -164,7 +162,7 @@ class DataCenter:
             attached = await self._nested_results(
                 json.get("children"), page.id, "child/attachment", "version,history,container"
             )
-            with parsing(self._api.web.name):
+            with reading_data():
                 attachments = [client.content_v1(attachment, space) for attachment in attached]
             contents += [
                 replace(attachment, container=page.id, required_tags=page.required_tags) for attachment in attachments
@@ -174,7 +172,7 @@ class DataCenter:
     async def _nested_results(self, expanded: Any, page: str, path: str, expand: str) -> list[Json]:
         """Return the comments or attachments of a page. The response about the page holds only the first of them; if
         there are more, the whole listing is read."""
-        with parsing(self._api.web.name):
+        with reading_data():
             first = expanded[path.rpartition("/")[2]]
             results = list(first["results"])
             if not first.get("_links", {}).get("next") and len(results) < int(first.get("limit", 25)):
@@ -195,7 +193,7 @@ class DataCenter:
             json = await self._current_json(id_, self._expand(full=True) if bodies else f"space,{_PLAIN}", gate)
             if json is None or json.get("type") not in self._options.kinds:
                 return ()
-            with parsing(self._api.web.name):
+            with reading_data():
                 key = self._space_read(json)
                 if key is not None and not bodies:
                     return [replace(client.content_v1(json, key), required_tags=client.required_tags(json))]
@@ -209,12 +207,12 @@ class DataCenter:
         json = await self._current_json(id_, "version,history,container,space", gate)
         if json is None or json.get("type") != "attachment":
             return ()
-        with parsing(self._api.web.name):
+        with reading_data():
             container = str(json["container"]["id"])
         page = await self._current_json(container, f"space,{_ACCESS}", gate)
         if page is None or page.get("type") not in self._options.kinds:
             return ()
-        with parsing(self._api.web.name):
+        with reading_data():
             key = self._space_read(page)
             if key is None:
                 return ()
@@ -236,7 +234,7 @@ class DataCenter:
                 json = await self._api.get(f"rest/api/content/{path_segment(id_)}", expand=expand)
             except Missing:
                 return None
-        with parsing(self._api.web.name):
+        with reading_data():
             return cast("Json", json) if json["status"] == "current" else None
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
@@ -252,8 +250,8 @@ class DataCenter:
         for kind in self.kinds():
             params = {"status": "trashed", "type": kind, "limit": MAX_LISTED, "expand": "space"}
             results, _ = await self._api.page(CONTENT, params, None)
-            with parsing(self._api.web.name):
-                ids += [str(json["id"]) for json in results if str(json["space"]["key"]) in self._spaces]
+            trashed, _ = each(results, lambda json: (str(json["id"]), str(json["space"]["key"])), client.id_in)
+            ids += [id_ for id_, space in trashed if space in self._spaces]
         return ids
 
     async def descendants(self, id_: str, limit: int) -> Sequence[str] | None:
@@ -266,7 +264,7 @@ class DataCenter:
         groups: list[str] = []
         anonymous = False
         for subject in self._viewing(await self._api.get(path)):
-            with parsing(self._api.web.name):
+            with reading_data():
                 kind = str(subject["type"])
                 if kind == "user":
                     people.append(Person(str(subject["userKey"])))
@@ -284,7 +282,7 @@ class DataCenter:
 
     def _viewing(self, answer: Any) -> list[Mapping[str, Any]]:
         """Return the subjects that have the permission to view a space."""
-        with parsing(self._api.web.name):
+        with reading_data():
             return [
                 json["subject"]
                 for json in (answer["results"] if isinstance(answer, Mapping) else answer)
@@ -302,12 +300,13 @@ class DataCenter:
         results, following, failed = await self._contents(space, kind, inner, MAX_LISTED, _RESTRICTIONS)
         if failed:
             raise next(iter(failed.values()))
-        with parsing(self._api.web.name):
-            named = {
-                str(json["id"]): client.included_readers(json)
-                for json in results
-                if client.is_restricted(json) is not False
-            }
+        # What cannot be read has no holders: its documents are closed until it can.
+        restricted, _ = each(
+            results,
+            lambda json: (str(json["id"]), client.is_restricted(json), client.included_readers(json)),
+            client.id_in,
+        )
+        named = {id_: readers for id_, is_restricted, readers in restricted if is_restricted is not False}
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
         return named, None if following is None else {"kind": kind, "next": following}
@@ -315,8 +314,7 @@ class DataCenter:
     async def members(self, group: str) -> Sequence[Person]:
         people = []
         async for json in self._api.all_results(f"rest/api/group/{path_segment(group)}/member", limit=MAX_LISTED):
-            with parsing(self._api.web.name):
-                people.append(client.person(json))
+            people += each([json], client.person, client.id_in)[0]  # a member whose data cannot be read is none
         return people
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
@@ -328,7 +326,7 @@ class DataCenter:
                     json = await self._api.get("rest/api/user", key=key)
                 except Missing:
                     continue
-                with parsing(self._api.web.name):
+                with reading_data():
                     self._people[key] = client.person(json)
             people[key] = self._people[key]
         return people

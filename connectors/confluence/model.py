@@ -39,6 +39,9 @@ class Comment:
     author: str = ""
     """The id of a Person."""
 
+    def __post_init__(self) -> None:
+        parse_time(self.modified_at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
@@ -73,6 +76,9 @@ class Content:
     comments: Sequence[Comment] = ()
     labels: tuple[str, ...] = ()
     """The labels that everybody sees, sorted; empty for an attachment. A change of them makes no new version."""
+
+    def __post_init__(self) -> None:
+        parse_time(self.modified_at)
 
     @property
     def is_readable(self) -> bool:

@@ -40,7 +40,7 @@ from connectors.confluence.options import ConfluenceOptions
 from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
-from connectors.set_aside import Failures, may_be_set_aside, read_isolated
+from connectors.set_aside import Failures, each, may_be_set_aside, read_isolated, reading_data
 from connectors.source import (
     Context,
     Cursor,
@@ -409,10 +409,13 @@ class Confluence:
         except PenstockError as error:
             await self._require_alive(error)
             return ListedPage([_unlisted(f"{kind}s of space {space.key}", error, space)], failure=error)
-        entries: list[Listed | Unlisted] = [_listed(item) for item in listing.contents if item.is_readable]
-        entries += [
-            Unlisted(part=f"{kind} {name} in space {space.key}", reason=str(error), is_document=True)
-            for name, error in listing.failed.items()
+        listed, failed = each((item for item in listing.contents if item.is_readable), _listed, lambda item: item.id)
+        entries: list[Listed | Unlisted] = [
+            *listed,
+            *(
+                Unlisted(part=f"{kind} {name} in space {space.key}", reason=str(error), is_document=True)
+                for name, error in {**listing.failed, **failed}.items()
+            ),
         ]
         return ListedPage(entries, None if listing.next is None else (space, kind, listing.next))
 
@@ -462,7 +465,8 @@ class Confluence:
 
     async def _entries(self, contents: Sequence[Content]) -> list[Entry]:
         readable = [item for item in contents if item.is_readable]
-        people = {id_ for item in readable for id_ in content.people_ids(item)} - set(self._names.known)
+        named, _ = each(readable, content.people_ids, lambda item: item.id)  # what fails here fails again below
+        people = set[str]().union(*named) - set(self._names.known)
         if people:
             try:
                 self._names.add(await self._site.people(sorted(people)))
@@ -475,10 +479,11 @@ class Confluence:
 
     async def _entry(self, item: Content, gate: asyncio.Semaphore) -> Entry:
         async with gate:
-            if item.kind != "attachment":
-                return await asyncio.to_thread(content.page, item, self._names.known, self._base)
             try:
-                entry = await self._files.read(item, self._names.known, self._base)
+                with reading_data():
+                    if item.kind != "attachment":
+                        return await asyncio.to_thread(content.page, item, self._names.known, self._base)
+                    entry = await self._files.read(item, self._names.known, self._base)
             except PenstockError as error:
                 if not may_be_set_aside(error):
                     raise
