@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from connectors.atlassian import Person
+from connectors.errors import BadData
 from connectors.jira import model
 from connectors.jira.model import Comment, Holders, Issue, Json, Project, Rules, holders, is_reader, person
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects
-from connectors.set_aside import may_be_set_aside, read_isolated
+from connectors.set_aside import each, may_be_set_aside, name_of, read_isolated, reading_data
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
@@ -69,7 +70,8 @@ _GROUP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @contextmanager
 def parsing(name: str) -> Iterator[None]:
-    """Raise ServerFailed, without any content, for a response that is not in Jira's format."""
+    """Raise ServerFailed, without any content, for a response that is not in Jira's format. What is wrong with one of
+    the things that it holds is BadData (``reading_data``), which concerns that thing alone."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -182,9 +184,9 @@ class _Jira:
         except (ServerFailed, TooLarge):
             # A single issue that Jira cannot render fails every response that contains it.
             rows, following = await self._search(jql, ("project",), position, size)
-            with parsing(self.web.name):
-                ids = [str(int(row["id"])) for row in rows]
+            ids, unnamed = each(rows, lambda row: str(int(row["id"])), id_in)
             issues, failed = await read_isolated(ids, lambda some: self.issues(some, extra, full=full))
+            failed |= unnamed
         return Listing([issue for issue in issues if issue.project == project.id], following, failed)
 
     @abstractmethod
@@ -200,11 +202,10 @@ class _Jira:
         """Parse issues, and read the comments of those of which a response holds only some."""
         issues: list[Issue] = []
         failed: dict[str, PenstockError] = {}
-        for row in rows:
-            with parsing(self.web.name):
-                id = str(int(row["id"]))
+        for number, row in enumerate(rows, 1):
+            id = name_of(row, id_in, number)
             try:
-                with parsing(self.web.name):
+                with reading_data():
                     issue = model.issue(row)
                 if self._needs_comments and issue.comments_total > len(issue.comments):
                     issue = replace(issue, comments=await self._comments(issue.id))
@@ -222,7 +223,7 @@ class _Jira:
         comments: dict[str, Comment] = {}
         pages = self._pages(f"issue/{issue}/comment", "comments", maxResults=PER_PAGE, expand=self.rendered)
         async for json in pages:
-            with parsing(self.web.name):
+            with reading_data():
                 comment = model.comment(json)
             comments[comment.id] = comment
         return tuple(comments.values())
@@ -245,10 +246,8 @@ class _Jira:
         position: Position | None = None
         for _ in range(MAX_PAGES):
             rows, position = await self._search(jql, ("updated", "project"), position, self._options.sweep_page_size)
-            for row in rows:
-                with parsing(self.web.name):
-                    if str(int(row["fields"]["project"]["id"])) in projects.by_id:
-                        changed[str(int(row["id"]))] = str(row["fields"]["updated"])
+            changes, _ = each(rows, _change, id_in)  # what cannot be read is found by sweeps
+            changed |= {id: updated for id, project, updated in changes if project in projects.by_id}
             if position is None:
                 return changed
         raise Retryable(f"{self.web.name}: a search of Jira does not end")
@@ -270,11 +269,15 @@ class _Jira:
         grants = await part("permission scheme", self._grants(project))
         levels = await part("security levels", self._levels(project))
         roles = await part("roles", self._roles(project))
-        with parsing(self.web.name):
-            held = {
-                permission: holders(grant["holder"] for grant in grants if grant["permission"] == permission)
-                for permission in ("BROWSE_PROJECTS", "SERVICEDESK_AGENT")
-            }
+        held = {"BROWSE_PROJECTS": Holders(), "SERVICEDESK_AGENT": Holders()}
+        try:
+            with reading_data():
+                held = {
+                    permission: holders(grant["holder"] for grant in grants if grant["permission"] == permission)
+                    for permission in held
+                }
+        except BadData as error:
+            errors[f"permission scheme of project {project.key}"] = str(error)
         return Rules(held["BROWSE_PROJECTS"], held["SERVICEDESK_AGENT"], dict(levels), dict(roles), errors)
 
     async def _grants(self, project: Project) -> AsyncIterator[Json]:
@@ -294,7 +297,7 @@ class _Jira:
 
     async def applications(self) -> Mapping[str, Sequence[str]]:
         answer = await self._get("applicationrole")
-        with parsing(self.web.name):
+        with reading_data():
             return {str(role["key"]): self._groups_of(role) for role in answer}
 
     @staticmethod
@@ -307,10 +310,23 @@ class _Jira:
     async def _members(self, **params: Any) -> Sequence[Person]:
         members: list[Person] = []
         async for json in self._pages("group/member", "values", maxResults=PER_PAGE, **params):
-            with parsing(self.web.name):
-                if is_reader(json):
-                    members.append(person(json))
+            members += _reader(json)
         return members
+
+
+def id_in(json: Any) -> object:
+    return json["id"]
+
+
+def _change(row: Json) -> tuple[str, str, str]:
+    """Return the ids of an issue and of its project, and when it was updated."""
+    return str(int(row["id"])), str(int(row["fields"]["project"]["id"])), str(row["fields"]["updated"])
+
+
+def _reader(json: Json) -> list[Person]:
+    """Return a person who can log in; nobody for any other account, and for one whose data cannot be read."""
+    people, _ = each([json], lambda json: person(json) if is_reader(json) else None, lambda json: json["displayName"])
+    return [reader for reader in people if reader is not None]
 
 
 def no_such_project(keys: Sequence[str]) -> str:
@@ -383,10 +399,12 @@ class Cloud(_Jira):
         if not levels:
             return
         async for member in self._pages(path, "values", maxResults=PER_PAGE, expand="user,group,projectRole,field"):
-            with parsing(self.web.name):
+            with reading_data():
                 levels.setdefault(str(int(member["issueSecurityLevelId"])), []).append(member["holder"])
         for level, members in levels.items():
-            yield level, holders(members)
+            with reading_data():
+                held = holders(members)
+            yield level, held
 
     async def _roles(self, project: Project) -> AsyncIterator[tuple[str, str]]:
         nothing: tuple[tuple[str, str], ...] = ()
@@ -397,7 +415,7 @@ class Cloud(_Jira):
         answer = await self._get(f"project/{project.id}/role/{role}", excludeInactiveUsers="true")
         people: set[str] = set()
         groups: set[str] = set()
-        with parsing(self.web.name):
+        with reading_data():
             for actor in answer.get("actors") or ():
                 if actor["type"] == "atlassian-user-role-actor":
                     people.add(str(actor["actorUser"]["accountId"]))
@@ -417,9 +435,7 @@ class Cloud(_Jira):
         people: dict[str, Person] = {}
         for batch in batched(ids, PEOPLE_AT_ONCE):
             async for json in self._pages("user/bulk", "values", accountId=batch, maxResults=len(batch)):
-                with parsing(self.web.name):
-                    if is_reader(json):
-                        people[str(json["accountId"])] = person(json)
+                people |= {reader.id: reader for reader in _reader(json)}
         return people
 
     def download(self, attachment: str, name: str) -> str:
@@ -454,9 +470,9 @@ class DataCenter(_Jira):
         )
         with parsing(self.web.name):
             rows, total = list(answer["issues"]), int(answer["total"])
-            ids = [str(row["id"]) for row in rows]
+            ids = [name_of(row, id_in) for row in rows]
             following = start - len(last) + len(rows)
-            new = [row for row in rows if str(row["id"]) not in last]
+            new = [row for row, id in zip(rows, ids, strict=True) if id not in last or id == name_of(None, id_in)]
             if following >= total:
                 return new, None
             if following <= start:
@@ -498,7 +514,7 @@ class DataCenter(_Jira):
         answer = await self._get(f"project/{project.id}/role/{role}")
         people: set[str] = set()
         groups: set[str] = set()
-        with parsing(self.web.name):
+        with reading_data():
             for actor in answer.get("actors") or ():
                 if actor.get("type") == "atlassian-user-role-actor":
                     people.add(f"@{actor['name']}")
@@ -519,7 +535,8 @@ class DataCenter(_Jira):
         except Missing:
             return None
         with parsing(self.web.name):
-            return [person(json) for json in answer if is_reader(json)]
+            rows = list(answer)
+        return [reader for row in rows for reader in _reader(row)]
 
     async def people(self, ids: Collection[str]) -> Mapping[str, Person]:
         people: dict[str, Person] = {}
@@ -528,9 +545,8 @@ class DataCenter(_Jira):
                 json = await self._get("user", **{"username": id[1:]} if id.startswith("@") else {"key": id})
             except Missing:
                 continue
-            with parsing(self.web.name):
-                if is_reader(json):
-                    people[id] = person(json)
+            for reader in _reader(json):
+                people[id] = reader
         return people
 
     def download(self, attachment: str, name: str) -> str:

@@ -17,6 +17,7 @@ from connectors.jira import adf
 from connectors.jira.access import NOBODY, Access, access_of, comment_tags
 from connectors.jira.model import Attachment, Comment, Issue, Project, Rules, parse_time
 from connectors.jira.options import JiraOptions
+from connectors.set_aside import code_of
 from connectors.source import Document, Listed, Unreadable
 from pipeline.core.errors import PenstockError
 from topics.messages import MAX_CONTENT_BYTES, Metadata
@@ -236,7 +237,7 @@ def unavailable(external_id: str, part: Part | None, error: PenstockError) -> Un
     """Return an entry for a document whose text Jira does not return. ``part`` shows its access; without it nobody may
     read the document. The entry has no revision, so that every sweep reads the document again."""
     part = part or Part(external_id, NOBODY, "")
-    return part.unreadable("unavailable", f"{error}: it is tried again with every sweep", revision=None)
+    return part.unreadable(code_of(error), f"{error}: it is tried again with every sweep", revision=None)
 
 
 def _text(part: Part, issue: Issue, *, is_issue: bool) -> str:
@@ -261,4 +262,6 @@ def _body(body: Any, rendered: Any) -> str:
     """Convert a text: a document of ADF, or the HTML of one in wiki markup."""
     if isinstance(body, str):
         return markdown(rendered) if isinstance(rendered, str) and rendered.strip() else body.strip()
+    if body and not isinstance(body, Mapping):
+        raise TypeError("a text is neither wiki markup nor a document of ADF")
     return markdown(adf.storage(body))

@@ -16,6 +16,7 @@ import httpx
 
 from connectors.access_memory import AccessMemory, Listener
 from connectors.atlassian import translated_errors, verify
+from connectors.errors import BadData
 from connectors.file_documents import document_from_file
 from connectors.files import temporary_file
 from connectors.jira import content
@@ -30,7 +31,7 @@ from connectors.jira.site import Listing, Position, Projects, Site
 from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
-from connectors.set_aside import Failures, may_be_set_aside, read_isolated
+from connectors.set_aside import Failures, may_be_set_aside, read_isolated, reading_data
 from connectors.source import (
     Context,
     Cursor,
@@ -196,19 +197,29 @@ class Jira:
         rules = await self._directory.rules(project)
         size, fields = self._options.page_size, custom_fields(rules)
         listing = await self._site.listing(project, position, fields, full=True, size=size)
-        for id, error in listing.failed.items():
+        failed = {**listing.failed}
+        reads = await self._with_parts(listing.issues, {project.id: (project, rules)}, failed)
+        for id, error in failed.items():
             self._set_aside(f"issue {id}", error)
-        reads = await self._with_parts(listing.issues, {project.id: (project, rules)})
         return await self._entries(reads, lambda part: True), listing
 
     async def _with_parts(
-        self, issues: Sequence[Issue], projects: Mapping[str, tuple[Project, Rules]]
+        self,
+        issues: Sequence[Issue],
+        projects: Mapping[str, tuple[Project, Rules]],
+        failed: dict[str, PenstockError],
     ) -> dict[str, _Read]:
-        """Return issues with their documents, by id, without issues of other projects."""
+        """Return issues with their documents, by id, without issues of other projects. failed: receives the errors of
+        issues whose data cannot be read."""
         reads: dict[str, _Read] = {}
         for issue in issues:
             if issue.project in projects:
-                reads[issue.id] = _Read(issue, content.parts(issue, *projects[issue.project], self._options))
+                try:
+                    with reading_data():
+                        parts = content.parts(issue, *projects[issue.project], self._options)
+                    reads[issue.id] = _Read(issue, parts)
+                except BadData as error:
+                    failed[issue.id] = error
         await self._memory.record(
             {
                 part.external_id: ((*part.access.acl_tags, *part.access.required_tags), None)
@@ -228,10 +239,11 @@ class Jira:
         return entries
 
     async def _entry(self, part: Part, issue: Issue) -> Entry:
-        if part.attachment is None:
-            return await asyncio.to_thread(content.document, part, issue, self._base)
         try:
-            entry = await self._read_file(part, part.attachment, issue)
+            with reading_data():
+                if part.attachment is None:
+                    return await asyncio.to_thread(content.document, part, issue, self._base)
+                entry = await self._read_file(part, part.attachment, issue)
         except Missing:
             return Gone(part.external_id)
         except TooLarge:
@@ -343,13 +355,14 @@ class Jira:
         rules = await self._directory.rules(project)
         size, fields = self._options.sweep_page_size, custom_fields(rules)
         listing = await self._site.listing(project, position, fields, full=False, size=size)
-        reads = await self._with_parts(listing.issues, {project.id: (project, rules)})
+        failed = {**listing.failed}
+        reads = await self._with_parts(listing.issues, {project.id: (project, rules)}, failed)
         page: list[Listed | Unlisted] = [part.listed for read in reads.values() for part in read.parts]
         for id, read in reads.items():
             self._remember(id, read.parts, {part.external_id for part in read.parts})
         page += [
             Unlisted(part=f"issue {id} in project {project.key}", reason=str(error), is_document=True)
-            for id, error in listing.failed.items()
+            for id, error in failed.items()
         ]
         return page, listing.next
 
@@ -401,7 +414,7 @@ class Jira:
         if passing:
             raise Retryable(str(passing[0])) from passing[0]
         before = {id: set(self._known.get(id, ())) for id in ids}
-        reads = await self._with_parts(issues, known)
+        reads = await self._with_parts(issues, known, failed)
         entries = await self._entries(reads, select)
         if failed:
             entries += await self._unavailable(failed, known, extra, requested)
@@ -449,7 +462,7 @@ class Jira:
         issues, _ = await read_isolated(list(failed), partial(self._read_issues, extra, full=False))
         parts = {
             part.external_id: part
-            for read in (await self._with_parts(issues, projects)).values()
+            for read in (await self._with_parts(issues, projects, {})).values()
             for part in read.parts
         }
         ids = [*failed, *parts] if requested is None else requested
