@@ -22,6 +22,10 @@ NOBODY = "ghost"
 """The login that GitHub shows for deleted accounts."""
 
 
+def number_in(item: Json) -> object:
+    return item["number"]
+
+
 def external_id(repository: int, number: int) -> str:
     return f"{repository}/{number}"
 
@@ -87,7 +91,7 @@ def revision(repository: Repository, item: Json) -> str:
 
 def listed(repository: Repository, item: Json, public: Collection[str]) -> Listed:
     return Listed(
-        external_id=external_id(repository.id, item["number"]),
+        external_id=external_id(repository.id, int(item["number"])),
         acl_tags=acl_tags(repository, public),
         revision=revision(repository, item),
     )
@@ -124,7 +128,7 @@ def document(kind: Kind, repository: Repository, item: Json, public: Collection[
     texts = [f"{first.login}: {first.text}" if first.text else f"{first.login} opened this {SINGULAR[kind]}."]
     texts += [f"{part.login}{part.role}: {part.text}" for part in parts]
     content = RECORD_SEPARATOR.join(texts)
-    id, tags = external_id(repository.id, item["number"]), acl_tags(repository, public)
+    id, tags = external_id(repository.id, int(item["number"])), acl_tags(repository, public)
     if len(content.encode()) > MAX_CONTENT_BYTES:
         return Unreadable(
             external_id=id,

@@ -8,14 +8,17 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
+from connectors.errors import BadData
 from connectors.github import events, queries
 from connectors.github.access import Directory, Findings
 from connectors.github.client import Api, Json
 from connectors.github.content import (
+    SINGULAR,
     acl_tags,
     document,
     external_id,
     listed,
+    number_in,
     organization_tag,
     split_id,
     split_wiki_id,
@@ -26,7 +29,7 @@ from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repos
 from connectors.github.wikis import Wikis
 from connectors.protocol import Problem
 from connectors.replay import Received
-from connectors.set_aside import Failures, read_isolated
+from connectors.set_aside import Failures, code_of, each, name_of, read_isolated, reading_data
 from connectors.source import (
     Context,
     Cursor,
@@ -44,7 +47,7 @@ from connectors.source import (
     Unreadable,
 )
 from connectors.web import Answered, Denied, Forbidden, Limits, ServerFailed, TooLarge
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
 READ_AT_ONCE = 10
@@ -142,7 +145,7 @@ class GitHub:
                         if page is None:
                             break
                         current, items, after = page
-                        yield [listed(current, item, self._options.public_acl_tags) for item in items]
+                        yield self._listed(current, kind, items)
                         if after is None:
                             break
                 if self._reads_wikis:
@@ -165,6 +168,14 @@ class GitHub:
                 ]
             except CursorExpired as error:  # a listing has no cursor: it begins again
                 raise Retryable(f"{error}: the listing begins again") from error
+
+    def _listed(self, place: Repository, kind: Kind, items: Sequence[Json]) -> list[Listed | Unlisted]:
+        made, failed = each(items, lambda item: listed(place, item, self._options.public_acl_tags), number_in)
+        parts = [
+            Unlisted(part=f"{SINGULAR[kind]} {name} of {place.name}", reason=str(error), is_document=True)
+            for name, error in failed.items()
+        ]
+        return [*made, *parts]
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         """Read the documents that were updated since the cursor's ``at`` minus the overlap. ``began`` and ``after``
@@ -242,13 +253,16 @@ class GitHub:
             if page is None:
                 return None
             current, items, following = page
-            return await self._entries(current, [(kind, item) for item in items]), following
+            return await self._entries(current, [(name_of(item, number_in), kind, item) for item in items]), following
         except ServerFailed:
             page = await self._page(place, kind, "Listed", 1, after)
         if page is None:
             return None
         _, items, following = page
-        return await self._read([external_id(place.id, int(item["number"])) for item in items]), following
+        ids, failed = each(items, lambda item: external_id(place.id, int(item["number"])), number_in)
+        for name, error in failed.items():
+            self._context.set_aside.add("listing", f"{SINGULAR[kind]} {name} of {place.name}", error)
+        return await self._read(ids), following
 
     async def _newest(self, places: Sequence[Repository]) -> Mapping[int, Mapping[Kind, list[Json]]]:
         """Return what ``queries.updates`` returns, without repositories that always fail: a sweep finds their
@@ -272,9 +286,12 @@ class GitHub:
         for kind in self._kinds(place):
             items, after, more = newest.get(kind, ()), None, len(newest.get(kind, ())) >= PROBED_UPDATES
             while True:
-                updated = [item for item in items if datetime.fromisoformat(item["updatedAt"]) >= since]
-                numbers |= {int(item["number"]) for item in updated}
-                if not more or len(updated) < len(items):
+                dated, failed = each(
+                    items, lambda item: (int(item["number"]), datetime.fromisoformat(item["updatedAt"])), number_in
+                )
+                numbers |= {number for number, at in dated if at >= since}
+                numbers |= {int(name) for name in failed if name.isdecimal()}  # they may have changed
+                if not more or any(at < since for _, at in dated):
                     break
                 page = await self._page(place, kind, "Listed", UPDATES_PER_PAGE, after, "UPDATED_AT")
                 if page is None:
@@ -331,35 +348,50 @@ class GitHub:
 
         async def read(names: Sequence[str]) -> list[Entry]:
             batch = [int(name) for name in names]
-            answer = await queries.numbered(self._api, node, batch)
+            with reading_data():
+                answer = await queries.numbered(self._api, node, batch)
             if answer is None or not self._directory.is_selected(answer[0]):
                 return [Gone(external_id(repository, number)) for number in batch]
             place, items = answer
             shown = {n: item for n, item in items.items() if item[0] in self._kinds(place)}
             gone = [Gone(external_id(repository, number)) for number in batch if number not in shown]
-            return [*gone, *await self._entries(place, list(shown.values()))]
+            return [*gone, *await self._entries(place, [(str(n), *item) for n, item in shown.items()])]
 
         entries, errors = await read_isolated([str(number) for number in numbers], read)
         for entry in entries:
             self._failures.succeed(entry.external_id)
         for name, error in errors.items():
             id, place = external_id(repository, int(name)), self._directory.known.get(repository)
-            if not isinstance(error, ServerFailed) or place is None or not self._failures.fail(id, error):
+            if not isinstance(error, BadData | ServerFailed) or place is None or not self._failures.fail(id, error):
                 raise error
-            entries.append(
-                Unreadable(
-                    external_id=id,
-                    code="unavailable",
-                    message=f"{error}: it is tried again with every sweep",
-                    acl_tags=acl_tags(place, self._options.public_acl_tags),
-                )
-            )
+            entries.append(self._unavailable(place, int(name), error))
         return entries
 
-    async def _entries(self, place: Repository, items: Sequence[tuple[Kind, Any]]) -> list[Entry]:
-        complete = await gather_or_cancel(*(queries.complete(self._api, kind, item) for kind, item in items))
-        public = self._options.public_acl_tags
-        return [document(kind, place, item, public) for (kind, _), item in zip(items, complete, strict=True)]
+    def _unavailable(self, place: Repository, number: int, error: PenstockError) -> Unreadable:
+        return Unreadable(
+            external_id=external_id(place.id, number),
+            code=code_of(error),
+            message=f"{error}: it is tried again with every sweep",
+            acl_tags=acl_tags(place, self._options.public_acl_tags),
+        )
+
+    async def _entries(self, place: Repository, items: Sequence[tuple[str, Kind, Json]]) -> list[Entry]:
+        """Return documents. One whose data cannot be read keeps the access of its repository.
+
+        items: with the name of each, which is its number unless its data do not say it."""
+        entries = await gather_or_cancel(*(self._entry(place, *item) for item in items))
+        return [entry for entry in entries if entry is not None]
+
+    async def _entry(self, place: Repository, name: str, kind: Kind, item: Json) -> Entry | None:
+        try:
+            with reading_data():
+                complete = await queries.complete(self._api, kind, item)
+                return document(kind, place, complete, self._options.public_acl_tags)
+        except BadData as error:
+            if not name.isdecimal():
+                self._context.set_aside.add("listing", f"{SINGULAR[kind]} {name} of {place.name}", error)
+                return None
+            return self._unavailable(place, int(name), error)
 
     async def _repositories(self) -> list[Repository]:
         places = await self._directory.repositories()

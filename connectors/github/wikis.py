@@ -188,13 +188,18 @@ class Wikis:
         message = f"none of {len(places)} wikis can be read: grant the credential Contents: read, if they have pages"
         return [Problem("kinds", "permission", message)]
 
-    async def _listed(self, place: Repository) -> AsyncIterator[list[Listed]]:
+    async def _listed(self, place: Repository) -> AsyncIterator[list[Listed | Unlisted]]:
         async for page in (await self._source(place)).slim():
             current = await self._still(place)
             if current is None:
                 return
             tags, prefix = acl_tags(current, self._options.public_acl_tags), wiki_prefix(place.id)
-            yield [replace(entry, external_id=prefix + entry.external_id, acl_tags=tags) for entry in page]
+            yield [
+                replace(entry, part=f"{entry.part} of the wiki of {current.name}")
+                if isinstance(entry, Unlisted)
+                else replace(entry, external_id=prefix + entry.external_id, acl_tags=tags)
+                for entry in page
+            ]
 
     async def _changed(self, place: Repository, cursor: Cursor | None) -> AsyncIterator[tuple[list[Entry], Cursor]]:
         """Yield what was changed since the cursor, and the cursor after it. None: everything. If the history was
