@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import structlog
 
+from connectors.set_aside import each
 from connectors.slack.client import Absent, Api, Object, ScopeMissing
 from connectors.slack.content import ChannelInfo, Names, tag
 from connectors.slack.options import SlackOptions
@@ -215,7 +216,9 @@ class Directory:
         """Read all users of the workspace, by id."""
         team = await self.team()
         rows = await self._api.all_rows("users.list", "members")
-        self._users = {account.id: account for row in rows if isinstance(row, dict) and (account := user(row, team))}
+        # One whose data cannot be read holds nothing.
+        accounts, _ = each(rows, lambda row: user(row, team) if isinstance(row, dict) else None, lambda row: row["id"])
+        self._users = {account.id: account for account in accounts if account}
         self._users_expire_at = time.monotonic() + NAMES_SECONDS
         self._unlisted_users = {id: account for id, account in self._unlisted_users.items() if account}
         self._rebuild_names()

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from connectors.set_aside import Failures, SetAside
+from connectors.errors import BadData
+from connectors.set_aside import UNEXPECTED, Failures, SetAside, each, reading_data
 from connectors.slack.access import Channel, Directory, User, channel_group, workspace_group, workspace_tag
 from connectors.slack.archive import Archive, is_complete
 from connectors.slack.client import Absent, Api, Object
@@ -245,10 +246,13 @@ class Reader:
                 await require_alive(self._api)
                 self._set_aside.add("listing", f"channel {channel.id}", error)
                 return
+            documents, failed = each(messages, self._document_in, _ts)
+            for ts, reason in failed.items():
+                self._set_aside.add("listing", f"thread {external_id(channel.id, ts)}", reason)
             entries = [
                 await self._thread_entry(channel, message, stored.get(message["ts"], []))
-                for message in messages
-                if self._is_document(message)
+                for message in documents
+                if message is not None
             ]
             if messages:
                 yield Page(entries, {"channel": channel.id, "before": min((m["ts"] for m in messages), key=float)})
@@ -257,8 +261,13 @@ class Reader:
             latest = following
 
     async def _thread_entry(self, channel: Channel, parent: Object, stored: list[Mapping[str, Any]]) -> Entry:
-        if is_complete(stored, parent):
-            return await self._convert(channel, [parent, *stored], parent["ts"])
+        try:
+            with reading_data():
+                is_stored = is_complete(stored, parent)
+            if is_stored:
+                return await self._convert(channel, [parent, *stored], parent["ts"])
+        except BadData as error:
+            return _unreadable(channel, parent["ts"], error)
         return await self._entry_or_gone(channel, parent["ts"], parent)
 
     async def _open_archive(self) -> Archive | None:
@@ -332,11 +341,17 @@ class Reader:
                 channel.id, limit=self._options.rows_per_request, latest=latest, oldest=f"{oldest:.6f}"
             )
             for message in messages:
-                if thread_ts(message) != message["ts"] and float(message["ts"]) >= since:
-                    changed.add(thread_ts(message))  # a reply that was also sent to the channel; its thread may be old
-                elif self._is_document(message):
-                    parents.add(message["ts"])
-                    if last_change(message) >= since:
+                try:
+                    with reading_data():
+                        if thread_ts(message) != message["ts"] and float(message["ts"]) >= since:
+                            changed.add(thread_ts(message))  # a reply that was also sent to the channel
+                        elif self._is_document(message):
+                            parents.add(message["ts"])
+                            if last_change(message) >= since:
+                                changed.add(message["ts"])
+                except BadData:
+                    if float(message["ts"]) >= since:  # whether an older one has changed is found by sweeps
+                        parents.add(message["ts"])
                         changed.add(message["ts"])
             if latest is None:
                 break
@@ -369,6 +384,8 @@ class Reader:
     async def _entry_or_gone(self, channel: Channel, ts: str, parent: Object | None = None) -> Entry:
         try:
             return await self.entry(channel, ts, parent)
+        except BadData as error:
+            return _unreadable(channel, ts, error)
         except Absent as absent:
             if absent.code in ("thread_not_found", "message_not_found"):
                 return Gone(external_id(channel.id, ts))
@@ -383,22 +400,41 @@ class Reader:
 
     async def _convert(self, channel: Channel, messages: Sequence[Mapping[str, Any]], ts: str) -> Entry:
         """Convert a thread, after reading the names and files that it needs. Without a file that can be read later, it
-        has another revision than its listing, so that the next sweep reads it again."""
-        channel_info = await self._directory.channel_info(channel)
-        texts, is_complete = await self._files.texts(external_id(channel.id, ts), messages)
-        convert = partial(
-            document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
-        )
-        names = await self._directory.names()
-        entry = convert(names)
-        if names.missing and await self._directory.load_users(names.missing):
-            entry = convert(await self._directory.names())
-        if isinstance(entry, Document) and not is_complete:
-            return replace(entry, revision=f"{entry.revision}:incomplete")
-        return entry
+        has another revision than its listing, so that the next sweep reads it again. Raises BadData."""
+        with reading_data():
+            channel_info = await self._directory.channel_info(channel)
+            texts, is_complete = await self._files.texts(external_id(channel.id, ts), messages)
+            convert = partial(
+                document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
+            )
+            names = await self._directory.names()
+            entry = convert(names)
+            if names.missing and await self._directory.load_users(names.missing):
+                entry = convert(await self._directory.names())
+            if isinstance(entry, Document) and not is_complete:
+                return replace(entry, revision=f"{entry.revision}:incomplete")
+            return entry
 
     def _is_document(self, message: Object) -> bool:
         return is_document(message, min_characters=self._options.min_characters)
+
+    def _document_in(self, message: Object) -> Object | None:
+        """Return a message that begins a document; None: it does not."""
+        return message if self._is_document(message) else None
+
+
+def _ts(message: Object) -> object:
+    return message["ts"]
+
+
+def _unreadable(channel: Channel, ts: str, error: BadData) -> Unreadable:
+    """Return the entry of a thread whose data cannot be read. Its readers are the members of its channel."""
+    return Unreadable(
+        external_id=external_id(channel.id, ts),
+        code=UNEXPECTED,
+        message=f"{error}: it is tried again with every sweep",
+        acl_tags=(tag(channel.id),),
+    )
 
 
 def _text(cursor: Cursor, key: str) -> str:
@@ -437,7 +473,7 @@ class Lister:
             rows: list[tuple[str, str]] = []
             try:
                 async for page in self._history(channel):
-                    rows += [(entry.external_id, entry.revision or "") for entry in page]
+                    rows += [(entry.external_id, entry.revision or "") for entry in page if isinstance(entry, Listed)]
                     yield page
             except Absent:
                 continue
@@ -464,16 +500,23 @@ class Lister:
             channel = await self._lost_channel(id)
             yield await self._lost.listing(id, channel, rows[start : start + self._options.rows_per_request])
 
-    async def _history(self, channel: Channel) -> AsyncIterator[Sequence[Listed]]:
+    async def _history(self, channel: Channel) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         channel_info = await self._directory.channel_info(channel)
         min_characters = self._options.min_characters
         latest: str | None = None
+
+        def entry(message: Object) -> Listed | None:
+            return listed(message, channel_info) if is_document(message, min_characters=min_characters) else None
+
         while True:
             messages, latest = await self._api.history(channel.id, limit=self._options.rows_per_request, latest=latest)
+            entries, failed = each(messages, entry, _ts)
             yield [
-                listed(message, channel_info)
-                for message in messages
-                if is_document(message, min_characters=min_characters)
+                *(made for made in entries if made is not None),
+                *(
+                    Unlisted(part=f"thread {external_id(channel.id, ts)}", reason=str(error), is_document=True)
+                    for ts, error in failed.items()
+                ),
             ]
             if latest is None:
                 return

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, SecretStr
 from slack_sdk.signature import SignatureVerifier
 
+from connectors.errors import BadData
 from connectors.protocol import Problem
+from connectors.set_aside import reading_data
 from connectors.slack import client, events
 from connectors.slack.access import Channel, Directory, team_problem, workspace_tag
 from connectors.slack.client import Api
@@ -352,7 +354,12 @@ class Slack:
             return
 
         async def on_payload(payload: Mapping[str, Any]) -> None:
-            await react(await self._reaction(payload))
+            try:
+                with reading_data():
+                    reaction = await self._reaction(payload)
+            except BadData:  # it may be about anything
+                reaction = Reaction(changes=True, sweep=True)
+            await react(reaction)
 
         async def on_connected() -> None:
             await react(Reaction(changes=True))
