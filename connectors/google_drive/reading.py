@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
 from connectors.access_memory import AccessMemory
+from connectors.errors import BadData
 from connectors.google_drive import content
-from connectors.google_drive.access import Access, AccessReader, Sharing, Vanished
+from connectors.google_drive.access import NO_ACCESS, Access, AccessReader, Sharing, Vanished
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, SHORTCUT, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.google_drive.places import Links, Owners
-from connectors.set_aside import Failures
-from connectors.source import Entry, Gone, Listed, Unreadable
+from connectors.set_aside import UNEXPECTED, Failures, each, name_of, reading_data
+from connectors.source import Entry, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Denied, Missing
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
@@ -98,7 +100,8 @@ class Tree:
         while True:
             page = await self._api.files(corpus.drive, f"mimeType = '{FOLDER}'", LOCATION_FIELDS, 1000, token)
             for folder in page.get("files", []):
-                self._note(folder)
+                with suppress(BadData), reading_data():  # it is read by itself, where a file is below it
+                    self._note(folder)
             token = page.get("nextPageToken")
             if not token:
                 return page
@@ -178,11 +181,19 @@ class Reading:
         user = links.get(str(file["id"]), "" if file.get("driveId") else owner_of(file))
         return self._api.acting_as(user if user in self._users else None)
 
-    async def select(self, files: Sequence[Json], corpus: Corpus, tree: Tree, corpora: Sequence[Corpus]) -> list[Json]:
+    async def select(
+        self, files: Sequence[Json], corpus: Corpus, tree: Tree, corpora: Sequence[Corpus], failed: dict[str, BadData]
+    ) -> list[Json]:
         """Return those files of a corpus that are documents within its folders, and the files outside of all corpora to
-        which shortcuts there lead."""
-        candidates = [file for file in files if _is_document(file) or _is_shortcut(file)]
-        held = [file for file in candidates if await tree.holds(corpus, file)]
+        which shortcuts there lead. failed: receives the errors of files whose data cannot be read."""
+        held: list[Json] = []
+        for number, file in enumerate(files, 1):
+            try:
+                with reading_data():
+                    if (_is_document(file) or _is_shortcut(file)) and await tree.holds(corpus, _checked(file)):
+                        held.append(file)
+            except BadData as error:
+                failed[name_of(file, id_in, number)] = error
         documents = [file for file in held if _is_document(file)]
         if corpus.user is not None:
             await self._owners.note({str(file["id"]): corpus.user for file in documents})
@@ -209,19 +220,31 @@ class Reading:
     def access_reader(self) -> AccessReader:
         return AccessReader(self._sharing, self._now, self._on_hidden)
 
-    async def listed(self, files: Sequence[Json], reader: AccessReader) -> list[Listed]:
+    async def listed(
+        self, files: Sequence[Json], reader: AccessReader, failed: Mapping[str, BadData]
+    ) -> list[Listed | Unlisted]:
         """Return files as listing entries, without files that have been deleted. reader: of the whole listing, because
-        files of one folder are on many of its pages."""
+        files of one folder are on many of its pages. failed: the errors of files whose data could not be read."""
         links = await self._links.targets()
-        return [
-            Listed(
+        accesses = await self._accesses(files, reader)
+
+        def entry(read: tuple[Json, Access]) -> Listed:
+            file, access = read
+            return Listed(
                 external_id=str(file["id"]),
                 acl_tags=access.tags,
                 revision=content.revision_of(file),
                 read_at=reader.began,
             )
-            for file, access in await self._accesses(files, reader)
-            if access is not None and (access.tags or str(file["id"]) not in links)
+
+        known = [(file, access) for file, access in accesses if isinstance(access, Access)]
+        shown = [(file, access) for file, access in known if access.tags or str(file["id"]) not in links]
+        listed, unlisted = each(shown, entry, lambda read: read[0]["id"])
+        without_access = {str(file["id"]): access for file, access in accesses if isinstance(access, BadData)}
+        parts = {**failed, **without_access, **unlisted}
+        return [
+            *listed,
+            *(Unlisted(part=f"file {id_}", reason=str(error), is_document=True) for id_, error in parts.items()),
         ]
 
     async def entries(self, files: Sequence[Json], *, bulk: bool = False) -> list[Entry]:
@@ -235,7 +258,7 @@ class Reading:
         for (file, access), entry in zip(with_access, attempts, strict=True):
             if not isinstance(entry, Retryable):
                 entries.append(entry)
-            elif access is not None and self._failures.fail(str(file["id"]), entry):
+            elif isinstance(access, Access) and self._failures.fail(str(file["id"]), entry):
                 entries.append(
                     Unreadable(
                         external_id=str(file["id"]),
@@ -250,10 +273,17 @@ class Reading:
             raise failure
         return entries
 
-    async def _try(self, file: Json, access: Access | None, bulk: bool, links: Mapping[str, str]) -> Entry | Retryable:
+    async def _try(
+        self, file: Json, access: Access | BadData | None, bulk: bool, links: Mapping[str, str]
+    ) -> Entry | Retryable:
         id_ = str(file["id"])
+        if isinstance(access, BadData):
+            return _unreadable(id_, access)
         try:
-            entry = await self._entry(file, access, bulk, links)
+            with reading_data():
+                entry = await self._entry(file, access, bulk, links)
+        except BadData as error:
+            return _unreadable(id_, error, access or NO_ACCESS)
         except Deferred:
             raise  # the reason is not the file
         except Retryable as error:
@@ -264,7 +294,7 @@ class Reading:
     async def fetch(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
         links = await self._links.targets()
         answers = await gather_or_cancel(*(self._find_or_refused(id_, links.get(id_)) for id_ in ids))
-        files = [file for file in answers if isinstance(file, dict)]
+        files = [{**file, "id": id_} for id_, file in zip(ids, answers, strict=True) if isinstance(file, dict)]
         refused = [entry for entry in answers if isinstance(entry, Unreadable)]
         missing = [id_ for id_, file in zip(ids, answers, strict=True) if file is None]
         await self._memory.forget(missing)
@@ -288,9 +318,17 @@ class Reading:
         by_key, tree, links = {corpus.key: corpus for corpus in corpora}, Tree(self._api), await self._links.targets()
         documents: list[Json] = []
         gone: list[str] = []
+        failed: dict[str, BadData] = {}
         for file in files:
-            corpus, is_document = _corpus_of(file, by_key), _is_document(file)
-            is_held = corpus is not None and (is_document or _is_shortcut(file)) and await tree.holds(corpus, file)
+            try:
+                with reading_data():
+                    corpus, is_document = _corpus_of(_checked(file), by_key), _is_document(file)
+                    is_held = (
+                        corpus is not None and (is_document or _is_shortcut(file)) and await tree.holds(corpus, file)
+                    )
+            except BadData as error:
+                failed[name_of(file, id_in)] = error
+                continue
             if is_document and (is_held or str(file["id"]) in links):
                 documents.append(file)
             else:
@@ -301,7 +339,8 @@ class Reading:
             owners = ((str(file["id"]), owner_of(file)) for file in documents if not file.get("driveId"))
             await self._owners.note({id_: owner for id_, owner in owners if owner in self._users})
         await self._memory.forget(gone)
-        return [*(Gone(id_) for id_ in gone), *await self.entries(documents)]
+        unreadable = [_unreadable(id_, error) for id_, error in failed.items()]
+        return [*(Gone(id_) for id_ in gone), *unreadable, *await self.entries(documents)]
 
     async def _find(self, id_: str, reader: str | None) -> Json | None:
         """Return a file, or None if it does not exist, or nobody on whose behalf files are read may see it.
@@ -335,19 +374,25 @@ class Reading:
                     return None
                 raise
 
-    async def _accesses(self, files: Sequence[Json], reader: AccessReader) -> list[tuple[Json, Access | None]]:
-        """Return files with their access, or None for a file that has been deleted."""
+    async def _accesses(
+        self, files: Sequence[Json], reader: AccessReader
+    ) -> list[tuple[Json, Access | BadData | None]]:
+        """Return files with their access, None for a file that has been deleted, or the error of one whose access
+        cannot be read from its data: nobody may read it until it can."""
         links = await self._links.targets()
 
-        async def access(file: Json) -> tuple[Json, Access | None]:
+        async def access(file: Json) -> tuple[Json, Access | BadData | None]:
             try:
-                return file, await reader.access(file, self._api_of(file, links))
+                with reading_data():
+                    return file, await reader.access(file, self._api_of(file, links))
             except Vanished:
                 return file, None
+            except BadData as error:
+                return file, error
 
         accesses = await gather_or_cancel(*(access(file) for file in files))
         await self._memory.record(
-            {str(file["id"]): (access.tags, access.expires_at) for file, access in accesses if access is not None}
+            {str(file["id"]): (read.tags, read.expires_at) for file, read in accesses if isinstance(read, Access)}
         )
         return accesses
 
@@ -359,6 +404,24 @@ class Reading:
                 return await self._contents.read(file, access, self._api_of(file, links))
             except Missing:
                 return Gone(str(file["id"]))
+
+
+def id_in(file: Json) -> object:
+    return file["id"]
+
+
+def _checked(file: Json) -> Json:
+    """Return a file whose id and places are texts. Raises errors of data for any other."""
+    places = [file["id"], *(file.get("parents") or ()), file.get("driveId") or ""]
+    if any(not isinstance(place, str) for place in places):
+        raise TypeError("an id is no text")
+    return file
+
+
+def _unreadable(id_: str, error: BadData, access: Access = NO_ACCESS) -> Unreadable:
+    """Return the entry of a file whose data cannot be read. Without an access that is known nobody may read it."""
+    message = f"{error}: it is tried again with every sweep"
+    return Unreadable(external_id=id_, code=UNEXPECTED, acl_tags=access.tags, message=message)
 
 
 def _is_document(file: Json) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import structlog
 
 from connectors.access_memory import AccessMemory, Listener
+from connectors.errors import BadData
 from connectors.google_drive.access import Memberships, Sharing, drive_tag
 from connectors.google_drive.changes import Channels
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
@@ -20,6 +21,7 @@ from connectors.google_drive.places import Links, Owners
 from connectors.google_drive.reading import NO_DRIVE, Corpus, Reading, Tree, missing_drive, missing_folder, owner_of
 from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
+from connectors.set_aside import reading_data
 from connectors.source import (
     Context,
     Cursor,
@@ -250,12 +252,14 @@ class GoogleDrive:
             following = remaining[0].key if remaining else None
             async with aclosing(self._files(corpus, selected, self._options.page_size, token)) as pages:
                 try:
-                    async for page, after in pages:
+                    async for page, after, failed in pages:
+                        for name, error in failed.items():
+                            self._context.set_aside.add("listing", f"file {name}", error)
                         place = corpus.key if after else following
                         yield Page(await self._reading.entries(page, bulk=True), {"corpus": place, "page": after})
-                except (Denied, Misconfigured) as error:
-                    self._skip(corpus, error)
-                    self._context.set_aside.add("listing", f"My Drive of {corpus.user}", error)
+                except (Denied, Misconfigured) as refused:
+                    self._skip(corpus, refused)
+                    self._context.set_aside.add("listing", f"My Drive of {corpus.user}", refused)
                     yield Page((), {"corpus": following, "page": None})
             token = None
 
@@ -271,8 +275,8 @@ class GoogleDrive:
                 try:
                     tree = tree or await self._tree(corpus)
                     size = self._options.sweep_page_size
-                    files, following = await self._page(corpus, selected, tree, size, token)
-                    entries = await self._reading.listed(files, reader)
+                    files, following, failed = await self._page(corpus, selected, tree, size, token)
+                    entries = await self._reading.listed(files, reader, failed)
                 except CursorExpired as error:  # a listing has no cursor: it begins again
                     raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
                 except (Denied, Misconfigured) as error:
@@ -303,12 +307,13 @@ class GoogleDrive:
 
     async def _files(
         self, corpus: Corpus, selected: Sequence[Corpus], size: int, token: str | None
-    ) -> AsyncGenerator[tuple[list[Json], str | None], None]:
-        """Yield pages of documents, each with the token of the next page."""
+    ) -> AsyncGenerator[tuple[list[Json], str | None, dict[str, BadData]], None]:
+        """Yield pages of documents, each with the token of the next page, and the errors of files whose data cannot be
+        read."""
         tree = await self._tree(corpus)
         while True:
-            files, token = await self._page(corpus, selected, tree, size, token)
-            yield files, token
+            files, token, failed = await self._page(corpus, selected, tree, size, token)
+            yield files, token, failed
             if not token:
                 return
 
@@ -320,11 +325,14 @@ class GoogleDrive:
 
     async def _page(
         self, corpus: Corpus, selected: Sequence[Corpus], tree: Tree, size: int, token: str | None
-    ) -> tuple[list[Json], str | None]:
-        """Return the documents of a page of a corpus, and the token of the next page."""
+    ) -> tuple[list[Json], str | None, dict[str, BadData]]:
+        """Return the documents of a page of a corpus, the token of the next page, and the errors of files whose data
+        cannot be read."""
         api, query = self._api.acting_as(corpus.user), OWNED if corpus.user else DOCUMENTS
         page = await self._require_drive(corpus, api.documents(corpus.drive, query, size, token))
-        return await self._reading.select(page.get("files", []), corpus, tree, selected), page.get("nextPageToken")
+        failed: dict[str, BadData] = {}
+        files = await self._reading.select(page.get("files", []), corpus, tree, selected, failed)
+        return files, page.get("nextPageToken"), failed
 
     # Changes
 
@@ -400,14 +408,18 @@ class GoogleDrive:
                 self._listener.sweep()
                 continue
             id_, file = str(change["fileId"]), change.get("file")
-            if corpus.user is not None and not await self._is_owned(id_, file, corpus.user):
-                continue
-            if change.get("removed") or file is None:
-                removed[id_] = None
-            elif file.get("mimeType") == FOLDER:
-                await self._folder_changed(file, self._api.acting_as(corpus.user))
-            else:
-                present[id_] = file
+            try:
+                with reading_data():
+                    if corpus.user is not None and not await self._is_owned(id_, file, corpus.user):
+                        continue
+                    if change.get("removed") or file is None:
+                        removed[id_] = None
+                    elif file.get("mimeType") == FOLDER:
+                        await self._folder_changed(file, self._api.acting_as(corpus.user))
+                    else:
+                        present[id_] = {**file, "id": id_}
+            except BadData:
+                removed[id_] = None  # it is read by its id
         current = [file for id_, file in present.items() if id_ not in removed]
         return [*await self._reading.fetch(list(removed), selected), *await self._reading.classify(current, selected)]
 

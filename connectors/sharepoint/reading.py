@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from connectors.access_memory import AccessMemory
-from connectors.set_aside import Failures
+from connectors.errors import BadData
+from connectors.set_aside import UNEXPECTED, Failures, SetAside, each, reading_data
 from connectors.sharepoint import content
 from connectors.sharepoint.access import NO_ACCESS, Access, Sharing, access_of
 from connectors.sharepoint.client import Graph, Json, misconfiguration
@@ -178,6 +179,23 @@ def unlisted(site: str, drive: str, error: Answered | ServerFailed, reason: str)
     )
 
 
+def id_in(item: Json) -> object:
+    return item["id"]
+
+
+def _id(item: Json) -> str:
+    """Return the id of an item. Raises an error of data if it is no text."""
+    if not isinstance(item["id"], str):
+        raise TypeError("an id is no text")
+    return str(item["id"])
+
+
+def unreadable(id_: str, error: BadData, access: Access = NO_ACCESS) -> Unreadable:
+    """Return the entry of an item whose data cannot be read. Without an access that is known nobody may read it."""
+    message = f"{error}: it is tried again with every sweep"
+    return Unreadable(external_id=id_, code=UNEXPECTED, acl_tags=access.tags, message=message)
+
+
 def external_id(drive: str, item: str) -> str:
     return f"{drive}:{item}"
 
@@ -237,8 +255,10 @@ class Reading:
         options: SharePointOptions,
         now: Callable[[], datetime],
         report: Callable[[str, str], None],
+        set_aside: SetAside,
     ) -> None:
         self._graph = graph
+        self._set_aside = set_aside
         self._contents = contents
         self._memory = memory
         self._by_hierarchy = options.permissions == "hierarchy"
@@ -250,29 +270,52 @@ class Reading:
         self._failing: dict[str, tuple[int, int]] = {}
         """By external id: the failures in a row, and ``_files_read`` at the first."""
 
-    def select(self, items: Sequence[Json], drive: Drive) -> list[Json]:
-        """Return those items that are documents, each as it was shown last."""
-        last = {str(item["id"]): item for item in items}
-        return [item for item in last.values() if content.type_of(item, is_pages_library=drive.has_pages) is not None]
+    def select(self, items: Sequence[Json], drive: Drive, failed: dict[str, BadData]) -> list[Json]:
+        """Return those items that are documents, each as it was shown last. failed: receives the errors of items whose
+        data cannot be read."""
+        last, unnamed = each(items, lambda item: (_id(item), item), id_in)
+
+        def document(item: Json) -> Json | None:
+            parent_of(item)
+            return item if content.type_of(item, is_pages_library=drive.has_pages) is not None else None
+
+        documents, unreadable = each(dict(last).values(), document, id_in)
+        failed |= unnamed | unreadable
+        return [item for item in documents if item is not None]
 
     async def listed(
-        self, items: Sequence[Json], drive: Drive, tree: Tree, known: dict[str, Access], began: datetime
-    ) -> list[Listed]:
-        """Return items as listing entries, without items that have been deleted.
+        self,
+        items: Sequence[Json],
+        drive: Drive,
+        tree: Tree,
+        known: dict[str, Access],
+        began: datetime,
+        failed: Mapping[str, BadData],
+    ) -> list[Listed | Unlisted]:
+        """Return items as listing entries, without items that have been deleted. failed: the errors of items whose data
+        could not be read.
 
         known: the access of those folders of the drive that have permissions of their own, as the listing has read it
         since it began; what is read here is added.
         """
         accesses = await self._accesses(items, drive, tree, known)
-        return [
-            Listed(
-                external_id=external_id(drive.id, str(item["id"])),
-                acl_tags=accesses[str(item["id"])].tags,
+
+        def entry(item: Json) -> Listed:
+            return Listed(
+                external_id=external_id(drive.id, _id(item)),
+                acl_tags=accesses[_id(item)].tags,
                 revision=content.revision_of(item, drive.id),
                 read_at=began if self._uses_hierarchy(tree) else None,
             )
-            for item in items
-            if str(item["id"]) in accesses
+
+        listed, unlisted = each((item for item in items if _id(item) in accesses), entry, id_in)
+        parts = {**failed, **unlisted}
+        return [
+            *listed,
+            *(
+                Unlisted(part=f"item {id_} of library {drive.id}", reason=str(error), is_document=True)
+                for id_, error in parts.items()
+            ),
         ]
 
     async def entries(self, items: Sequence[Json], drive: Drive, tree: Tree, *, bulk: bool = False) -> list[Entry]:
@@ -309,8 +352,11 @@ class Reading:
         if access is None or kind is None:
             return Gone(id_)
         try:
-            async with self._slots[bulk]:
-                entry = await self._contents.read(item, id_, drive.id, drive.site, kind, access)
+            with reading_data():
+                async with self._slots[bulk]:
+                    entry = await self._contents.read(item, id_, drive.id, drive.site, kind, access)
+        except BadData as error:
+            return unreadable(id_, error, access)
         except Missing:
             return Gone(id_)
         except Deferred:
@@ -339,9 +385,13 @@ class Reading:
         items: dict[str, list[Json]] = {}
         shown = await gather_or_cancel(*(self._item(id_) for id_ in external_ids))
         for id_, item in zip(external_ids, shown, strict=True):
-            drive = drives.get(id_.partition(":")[0])
-            if isinstance(item, dict) and drive is not None and self.select([item], drive):
+            drive, failed = drives.get(id_.partition(":")[0]), dict[str, BadData]()
+            if isinstance(item, dict):
+                item = {**item, "id": id_.partition(":")[2]}
+            if isinstance(item, dict) and drive is not None and self.select([item], drive, failed):
                 items.setdefault(drive.id, []).append(item)
+            elif failed:
+                entries.append(unreadable(id_, next(iter(failed.values()))))
             elif isinstance(item, dict) and id_.partition(":")[0] in refused:
                 entries.append(Unreadable(external_id=id_, code="denied", message=UNREADABLE, acl_tags=()))
             else:
@@ -404,5 +454,10 @@ class Reading:
                 )
                 accesses[id_] = NO_ACCESS
             else:
-                accesses[id_] = access_of(permissions, drive.collection, self._sharing, self._now())
+                try:
+                    with reading_data():
+                        accesses[id_] = access_of(permissions, drive.collection, self._sharing, self._now())
+                except BadData as error:  # nobody knows who may read it, and nobody may
+                    accesses[id_] = NO_ACCESS
+                    self._set_aside.add("access", f"permissions of {external_id(drive.id, id_)}", error)
         return accesses

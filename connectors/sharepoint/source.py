@@ -12,9 +12,10 @@ from typing import ClassVar
 import structlog
 
 from connectors.access_memory import AccessMemory, Listener
+from connectors.errors import BadData
 from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
-from connectors.set_aside import Failures
+from connectors.set_aside import Failures, each
 from connectors.sharepoint.access import EVERYONE, Access, Memberships
 from connectors.sharepoint.changes import Subscriptions
 from connectors.sharepoint.client import Credential, Graph, Json, SiteGroups, misconfiguration
@@ -26,6 +27,7 @@ from connectors.sharepoint.reading import (
     Reading,
     Tree,
     external_id,
+    id_in,
     is_folder,
     parent_of,
     unlisted,
@@ -102,7 +104,7 @@ class SharePoint:
         self._failures = Failures()
         self._drives = Drives(self._graph, options, context.memory, self._failures, self._report)
         contents = Contents(self._graph, context.folder / "downloads", options.max_bytes)
-        self._reading = Reading(self._graph, contents, self._memory, options, now, self._report)
+        self._reading = Reading(self._graph, contents, self._memory, options, now, self._report, context.set_aside)
         self._memberships = Memberships(self._graph, self._site_groups, options, self._drives.site_url, self._report)
         self._unlisted: dict[str, Unlisted] = {}
         """Drives whose log could not be read, by their id."""
@@ -172,7 +174,9 @@ class SharePoint:
             following = remaining[0].id if remaining else None
             tree = Tree()
             while True:
-                items, link = await self._items(drive, tree, link, self._options.page_size)
+                items, link, failed = await self._items(drive, tree, link, self._options.page_size)
+                for name, error in failed.items():
+                    self._context.set_aside.add("listing", f"item {name} of library {drive.id}", error)
                 entries = await self._reading.entries(items, drive, tree, bulk=True)
                 yield Page(entries, {"drive": drive.id if link else following, "link": link})
                 if not link:
@@ -184,12 +188,13 @@ class SharePoint:
         async def read(place: _Place) -> ListedPage[_Place]:
             drive, tree, link = place
             try:
-                items, following = await self._items(drive, tree, link, self._options.sweep_page_size)
+                items, following, failed = await self._items(drive, tree, link, self._options.sweep_page_size)
             except CursorExpired as error:  # a listing has no cursor: it begins again
                 raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
-            entries = await self._reading.listed(items, drive, tree, known[drive.id], began)
+            entries = await self._reading.listed(items, drive, tree, known[drive.id], began, failed)
             return ListedPage(entries, (drive, tree, following) if following else None)
 
+        self._context.set_aside.replace("access", {})
         async with self._memory.listing() as listing:
             drives = await self._drives.selected(fresh=True)
             beginnings: list[_Place] = [(drive, Tree(), None) for drive in drives]
@@ -201,23 +206,29 @@ class SharePoint:
             listing.lacks_parts = bool(parts)
             yield parts
 
-    async def _items(self, drive: Drive, tree: Tree, link: str | None, size: int) -> tuple[list[Json], str | None]:
-        """Return the documents of a page of a drive, and the link of the next page; none if the drive cannot be read. A
-        page without documents is no end: only a page without a link is.
+    async def _items(
+        self, drive: Drive, tree: Tree, link: str | None, size: int
+    ) -> tuple[list[Json], str | None, dict[str, BadData]]:
+        """Return the documents of a page of a drive, the link of the next page, and the errors of items whose data
+        cannot be read; none if the drive cannot be read. A page without documents is no end: only a page without a link
+        is.
 
         tree: the folders that the pages before have shown; those of this page are added.
         """
         page = await self._page(drive, link, size)
         if page is None:
-            return [], None
-        items = page.get("value", [])
-        for item in items:
+            return [], None, {}
+
+        def note(item: Json) -> Json:
             tree.note(item)
             if is_folder(item):
                 # A folder that has moved since it was last seen must still be noticed by ``changes``.
                 key = external_id(drive.id, str(item["id"]))
                 self._folders.setdefault(key, (parent_of(item), "shared" in item, None))
-        return self._reading.select(items, drive), page.get("@odata.nextLink")
+            return item
+
+        items, failed = each(page.get("value", []), note, id_in)
+        return self._reading.select(items, drive, failed), page.get("@odata.nextLink"), failed
 
     async def _page(self, drive: Drive, link: str | None, size: int) -> Json | None:
         """Return a page of a drive's log; None if the drive cannot be read: it is set aside, and the others are
@@ -292,10 +303,11 @@ class SharePoint:
     async def _changed(self, items: Sequence[Json], drive: Drive) -> list[Entry]:
         """Return the entries of changed items. Graph shows the folders above a changed item, too, and of a deleted item
         little more than its id."""
-        last = {str(item["id"]): item for item in items}
+        named, failed = each(items, lambda item: (str(item["id"]), {**item}), id_in)
+        last = dict(named)
         deleted = [id_ for id_, item in last.items() if item.get("deleted") is not None]
-        present = self._reading.select(list(last.values()), drive)
-        shown = {str(item["id"]) for item in present}
+        present = self._reading.select(list(last.values()), drive, failed)
+        shown = {str(item["id"]) for item in present} | failed.keys()
         folders = [item for item in last.values() if is_folder(item)]
         if any(self._folders.pop(external_id(drive.id, id_), None) for id_ in deleted):
             self._listener.sweep()  # what was below a deleted folder need not be named
@@ -303,7 +315,10 @@ class SharePoint:
         # A file that is no document may have been one before it was renamed.
         gone = [external_id(drive.id, id_) for id_, item in last.items() if id_ not in shown and not is_folder(item)]
         await self._memory.forget(gone)
-        return [*(Gone(id_) for id_ in gone), *await self._reading.entries(present, drive, Tree())]
+        # Those whose data cannot be read here are read by their ids.
+        by_id = [external_id(drive.id, id_) for id_ in failed if id_ in last]
+        read = await self._reading.fetch(by_id, {drive.id: drive}, self._drives.unlisted) if by_id else []
+        return [*(Gone(id_) for id_ in gone), *read, *await self._reading.entries(present, drive, Tree())]
 
     async def _compare_folders(self, folders: Sequence[Json], drive: Drive) -> None:
         """Request a sweep if a folder was moved or shared with others: the log of changes does not name what is below
