@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import UUID
 
+from connectors.faults import OF_DATA
 from connectors.row_options import RowOptions, columns_of, is_a_column
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
@@ -137,7 +138,7 @@ class Template:
             return self._unreadable(state, "bad_value", str(error))
         except RecursionError:
             return self._unreadable(state, "bad_value", "a column holds lists that are nested too deeply")
-        except (ValueError, OverflowError) as error:
+        except OF_DATA as error:
             return self._unreadable(state, "bad_value", f"a column holds what cannot be read ({type(error).__name__})")
         return document if self._revision else replace(document, revision=_digest(document))
 
@@ -153,6 +154,9 @@ class Template:
             acl, required = self._access(row)
         except BadValue as error:
             return self._unreadable(document, "bad_access", f"{error}: nobody may read the row")
+        except OF_DATA as error:
+            message = f"a column holds what cannot be read ({type(error).__name__}): nobody may read the row"
+            return self._unreadable(document, "bad_access", message)
         return replace(document, acl_tags=acl, required_tags=required)
 
     def _unreadable(self, document: Document, code: str, message: str) -> Unreadable:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
+from connectors.faults import OF_DATA
 from connectors.row_file import open_rows, transaction
 from connectors.rows import PAGE_BYTES, Row, Template, bounded, external_id, has_surrogates, is_true, size_of
 from pipeline.core.errors import Misconfigured
@@ -190,8 +191,12 @@ class RecordsFile:
         self._shown |= {stream.label, ALL}
         try:
             id_, row = self._row(stream, record.data)
-        except (_Refused, RecursionError) as error:
-            reason = str(error) if isinstance(error, _Refused) else "a record is nested too deeply"
+        except (_Refused, *OF_DATA) as error:
+            reason = f"a record holds what cannot be read ({type(error).__name__})"
+            if isinstance(error, RecursionError):
+                reason = "a record is nested too deeply"
+            elif isinstance(error, _Refused):
+                reason = str(error)
             self._refuse(file, stream.label, reason)
             return change
         stored = file.execute("SELECT row FROM records WHERE id = ?", [id_]).fetchone()

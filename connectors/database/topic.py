@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
+from connectors.faults import OF_DATA
 from connectors.row_file import open_rows, transaction
 from connectors.rows import PAGE_BYTES, NoValue, Row, bounded, external_id, has_surrogates, size_of
 from connectors.set_aside import SetAside
@@ -182,6 +183,8 @@ class TopicTable:
                 self._store(file, record, key, change.row)
         except BadRecord as error:
             self._deny(file, record, key, str(error))
+        except OF_DATA as error:
+            self._deny(file, record, key, f"holds what cannot be read ({type(error).__name__})")
 
     def _store(self, file: sqlite3.Connection, record: Followed, key: str | None, row: Row | None) -> None:
         """Replace the row of a key. Without a key, the id is the key. Raises BadRecord."""

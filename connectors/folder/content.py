@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
+from connectors.errors import BadData
 from connectors.extract import EXTRACTOR, Extracted, Unreadable, extract, most_bytes
 from connectors.extraction.kinds import HEAD_BYTES
 from connectors.folder.checkpoint import Stat
 from connectors.folder.walk import Candidate
 from connectors.paths import path_metadata
+from connectors.set_aside import UNEXPECTED, reading_data
 from connectors.source import Document, Entry, Gone
 from connectors.source import Unreadable as UnreadableEntry
 
@@ -132,6 +134,23 @@ def entry_of(
 
     publish_empty: a file without text is a document without text; otherwise it is unreadable.
     """
+    try:
+        with reading_data():
+            return _entry_of(file, candidate, root, external_id, publish_empty, revision)
+    except BadData as error:
+        return UnreadableEntry(
+            external_id=external_id,
+            code=UNEXPECTED,
+            message=str(error),
+            acl_tags=candidate.acl_tags,
+            required_tags=candidate.required_tags,
+            revision=revision,
+        )
+
+
+def _entry_of(
+    file: FileRead, candidate: Candidate, root: str, external_id: str, publish_empty: bool, revision: str | None
+) -> Entry:
     error = file.unreadable
     if error is not None and error.code == "vanished":
         return Gone(external_id)
@@ -183,7 +202,8 @@ def fingerprint(document: Document) -> bytes:
         document.source_url,
         {name: value for name, value in document.metadata.items() if name != "folder"},
     ]
-    return hashlib.sha256(json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()).digest()
+    text = json.dumps(fields, ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
 
 def _time(nanoseconds: int) -> datetime | None:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -21,8 +22,10 @@ from connectors.folder.content import entry_of, read, revision_of
 from connectors.folder.identity import Identities
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within, root_problem
+from connectors.listings import each_entry
 from connectors.paths import PATH_KEYS
 from connectors.protocol import Problem
+from connectors.set_aside import each
 from connectors.source import (
     Context,
     Cursor,
@@ -33,6 +36,7 @@ from connectors.source import (
     Page,
     Playground,
     Reaction,
+    Unlisted,
 )
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -114,22 +118,23 @@ class Folder(SmallSource):
             page = ids[at : at + self.options.page_files]
             yield Page(await self.fetch(page), now if at + len(page) == len(ids) else cursor)
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    def _listed(self, candidate: Candidate) -> Listed:
+        return Listed(
+            external_id=self._ids.of(candidate.path, candidate.stat),
+            acl_tags=candidate.acl_tags,
+            required_tags=candidate.required_tags,
+            revision=revision_of(candidate),
+        )
+
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         for root in self._roots:
             walk = await asyncio.to_thread(self._walk, root, root)
             entries = iter(walk.candidates())
             while batch := await asyncio.to_thread(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
                 files = [entry for entry in batch if isinstance(entry, Candidate)]
-                yield [
-                    Listed(
-                        external_id=self._ids.of(candidate.path, candidate.stat),
-                        acl_tags=candidate.acl_tags,
-                        required_tags=candidate.required_tags,
-                        revision=revision_of(candidate),
-                    )
-                    for candidate in await asyncio.to_thread(walk.access_now, files)
-                    if isinstance(candidate, Candidate)
-                ]
+                present = await asyncio.to_thread(walk.access_now, files)
+                candidates = (candidate for candidate in present if isinstance(candidate, Candidate))
+                yield each_entry(candidates, self._listed, lambda candidate: candidate.path)
             if unlisted := [*walk.unreadable, *walk.broken]:
                 raise Misconfigured(
                     f"{unlisted[0]} cannot be listed, or its .penstock.toml is invalid: see `penstock connector check`"
@@ -157,12 +162,15 @@ class Folder(SmallSource):
         return Walk(root, target, self._rules)
 
     def _files(self) -> list[_File]:
-        return [
-            _File(self._ids.of(entry.path, entry.stat), root, entry)
-            for root in self._roots
-            for entry in self._walk(root, root).candidates()
-            if isinstance(entry, Candidate)
-        ]
+        """Return all files but those whose names cannot be read, which the listing shows."""
+        files: list[_File] = []
+        for root in self._roots:
+            candidates = (entry for entry in self._walk(root, root).candidates() if isinstance(entry, Candidate))
+            files += each(candidates, partial(self._file, root), lambda candidate: candidate.path)[0]
+        return files
+
+    def _file(self, root: str, candidate: Candidate) -> _File:
+        return _File(self._ids.of(candidate.path, candidate.stat), root, candidate)
 
     def _entry(self, id_: str) -> Entry:
         path = self._ids.path_of(id_)

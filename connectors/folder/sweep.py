@@ -21,7 +21,7 @@ from connectors.protocol import Kind, Problem, Published, ScanReport
 from connectors.runner.compare import Event, Observation, Row, decide, decide_access
 from connectors.runner.guard import is_mass_deletion
 from connectors.runner.listing import ListedIds
-from connectors.source import Document, Gone, Listed
+from connectors.source import Document, Gone, Listed, Unreadable
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
@@ -167,12 +167,13 @@ class Sweep:
         digest = fingerprint(entry) if isinstance(entry, Document) else None
         decision = decide(item.row, entry, self._observation(observed_at), digest)
         row = decision.row or item.row
-        if decision.outcome == "invalid":
+        is_unexpected = error is None and isinstance(entry, Unreadable)
+        if decision.outcome == "invalid" or is_unexpected:
             self._problem(candidate.path, row.problem_code or "invalid", row.problem_message or "")
         elif error is not None:
             row = replace(row, problem_code=error.code, problem_message=str(error))
         # Where the reason is not the content's, the file's attributes tell nothing: it is read again.
-        stat = file.stat if error is None or error.code in CONTENT_CODES else None
+        stat = file.stat if not is_unexpected and (error is None or error.code in CONTENT_CODES) else None
         await self._carry_out(item, Item(row, stat), decision.events)
 
     async def _access_only(self, candidate: Candidate, item: Item, observed_at: datetime) -> None:

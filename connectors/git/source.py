@@ -9,6 +9,7 @@ import hmac
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import ClassVar
 
 from connectors.files import may_hold_text
@@ -16,6 +17,7 @@ from connectors.git.client import Head, Mirror, RepositoryMissing, Room
 from connectors.git.content import Reader, revision
 from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
+from connectors.listings import each_entry
 from connectors.paths import PATH_KEYS
 from connectors.protocol import Problem
 from connectors.replay import Received
@@ -34,6 +36,7 @@ from connectors.source import (
     Reaction,
     Refused,
     Request,
+    Unlisted,
 )
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -148,21 +151,19 @@ class Git:
                 after, tree = page[-1], await self._current()
             since, to, after = to, None, ""
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         after = ""
         while True:
             tree = await self._current()  # a file may have moved to a path with other access
             access = await asyncio.to_thread(self._options.access)
             begin = bisect.bisect_right(tree.order, after)
-            listed = [
-                self._listed(tree, external_id, access) for external_id in tree.order[begin : begin + LISTED_PER_PAGE]
-            ]
-            if not listed:
+            ids = tree.order[begin : begin + LISTED_PER_PAGE]
+            if not ids:
                 return
-            after = listed[-1].external_id
-            yield listed
+            after = ids[-1]
+            yield each_entry(ids, partial(self._listed, tree, access=access), str)
 
-    def _listed(self, tree: Snapshot, external_id: str, access: Access) -> Listed:
+    def _listed(self, tree: Snapshot, external_id: str, *, access: Access) -> Listed:
         path = tree.documents[external_id]
         acl_tags, required_tags = access.tags_of(path)
         return Listed(

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import ClassVar, Literal
 
+from connectors.errors import BadData
 from connectors.extract import EXTRACTOR
 from connectors.extraction import extract_file
 from connectors.extraction.result import Unreadable as NoText
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
+from connectors.set_aside import UNEXPECTED, reading_data
 from connectors.source import (
     Context,
     Cursor,
@@ -179,9 +181,12 @@ class Uploads:
 
     async def _entry(self, upload: Upload) -> Entry:
         try:
-            extracted = await extract_file(self._store.path(upload.sha256), upload.file_name, upload.media_type)
+            with reading_data():
+                extracted = await extract_file(self._store.path(upload.sha256), upload.file_name, upload.media_type)
         except NoText as error:
             return await self._unreadable(upload, error.code, str(error))
+        except BadData as error:
+            return await self._unreadable(upload, UNEXPECTED, f"cannot be read: {error}")
         except FileNotFoundError:
             return await self._unreadable(upload, "original_lost", "is no longer in the store: upload it again")
         await self.intake.table.record_end(upload, None, None)

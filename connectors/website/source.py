@@ -19,10 +19,9 @@ from protego import Protego
 from connectors.base import SmallSource
 from connectors.errors import NotPublic
 from connectors.extract import extracted_revision
-from connectors.faults import OF_DATA, place
 from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, remove_abandoned, temporary_file
-from connectors.set_aside import Failures, may_be_set_aside
+from connectors.set_aside import Failures, code_of, may_be_set_aside, reading_data
 from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
 from connectors.web import Denied, Fetched, Forbidden, Limits, Missing, Resolver, Web, system_resolver
 from connectors.website.listings import MAX_SITEMAPS, BadListing, Listing, Room, normalised, parse
@@ -212,15 +211,14 @@ class Website(SmallSource):
             return None
         try:
             fetched = await self._request(url, max_bytes=room.of_one)
-            return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages, room)
+            with reading_data():
+                return await asyncio.to_thread(parse, fetched.body, fetched.url, self.options.max_pages, room)
         except BadListing as error:
             failed[url] = f"{error}: name the address of a sitemap or a feed"
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
             failed[url] = str(error)
-        except OF_DATA as error:  # whoever wrote it must not stop the reading of all others
-            failed[url] = place(error)
         return None
 
     async def _read_robots(self) -> Protego:
@@ -251,7 +249,8 @@ class Website(SmallSource):
             is_excluded = known is not None and known.lastmod == lastmod and self._is_excluded(url)
             return None if is_excluded else extracted_revision(lastmod)
         try:
-            known = await self._check(url)
+            with reading_data():
+                known = await self._check(url)
         except Missing:
             self._know(url, KnownPage(is_missing=True))
             missing.add(url)
@@ -260,8 +259,6 @@ class Website(SmallSource):
             if not may_be_set_aside(error):
                 raise
             failing[f"page {url}"] = str(error)
-        except OF_DATA as error:
-            failing[f"page {url}"] = place(error)
         return None if known is None or not known.digest or self._is_excluded(url) else extracted_revision(known.digest)
 
     def _is_excluded(self, url: str) -> bool:
@@ -349,24 +346,22 @@ class Website(SmallSource):
             return Gone(external_id)
         lastmod = self._pages[external_id] if self.options.trust_lastmod else None
         try:
-            return await self._read_page(external_id, lastmod)
+            with reading_data():
+                return await self._read_page(external_id, lastmod)
         except Missing:
             self._know(external_id, KnownPage(is_missing=True))
             raise
         except PenstockError as error:
             if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
                 raise
-            message = str(error)
-        except OF_DATA as error:
-            message = place(error)
-        return Unreadable(
-            external_id=external_id,
-            code="unavailable",
-            message=message,
-            acl_tags=self.options.acl_tags,
-            required_tags=self.options.required_tags,
-            revision=None if lastmod is None else extracted_revision(lastmod),
-        )
+            return Unreadable(
+                external_id=external_id,
+                code=code_of(error),
+                message=str(error),
+                acl_tags=self.options.acl_tags,
+                required_tags=self.options.required_tags,
+                revision=None if lastmod is None else extracted_revision(lastmod),
+            )
 
     async def _read_page(self, url: str, lastmod: str | None) -> Entry:
         with temporary_file(self._reading) as file:

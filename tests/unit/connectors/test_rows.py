@@ -184,6 +184,27 @@ def test_half_of_a_character_concerns_its_row_and_no_other() -> None:
     assert list(entries) == ["7/%ED%A0%80", "7/Printer"]
 
 
+class Odd:
+    """A value of a driver that fails however it is used."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AttributeError("no such thing")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("row", "code"), [({"body": {1: "a", "b": 2}}, "bad_value"), ({"deleted": Odd()}, "bad_access")]
+)
+def test_a_value_that_no_code_expects_concerns_its_row_and_no_other(row: dict[str, object], code: str) -> None:
+    options = {"acl_tags": ["all"], "deleted": "deleted"}
+    entries = template(**options).entries([{**ROW, "deleted": None, **row}, {**ROW, "id": 8, "deleted": None}])
+    odd, good = entries["7"], entries["8"]
+    assert isinstance(odd, Unreadable)
+    assert (odd.code, tuple(odd.acl_tags)) == (code, () if code == "bad_access" else ("all",))
+    assert isinstance(good, Document)
+
+
 def test_values_of_a_row_cannot_leave_their_place_in_an_address() -> None:
     document = entry({"url": "https://desk.example/{subject}"}, subject="a/../b?c#d e")
     assert document.source_url == "https://desk.example/a%2F..%2Fb%3Fc%23d%20e"  # type: ignore[union-attr]

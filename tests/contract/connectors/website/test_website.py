@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from connectors.declared import options
-from connectors.set_aside import SetAside
+from connectors.set_aside import UNEXPECTED, SetAside
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Denied, Limits
 from connectors.website.listings import parse
@@ -225,13 +225,14 @@ async def test_a_page_or_listing_that_our_code_fails_on_stops_no_other(
     source = desk.source(sitemaps=["/sitemap.xml", "/bad.xml"])
     [unlisted, listed] = await entries(source)
     assert isinstance(unlisted, Unlisted)
-    assert unlisted.reason.startswith("ValueError at test_website.py:")
+    assert unlisted.reason.startswith("its data are not as expected (ValueError at test_website.py:")
     assert isinstance(listed, Listed)
     assert listed.external_id == b
     assert list(desk.set_aside.reasons()) == [f"page {a}"]
     entry = await one(source, a)
     assert isinstance(entry, Unreadable)
-    assert (entry.acl_tags, entry.message.partition(" at ")[0]) == (("team",), "ValueError")
+    assert (entry.acl_tags, entry.code) == (("team",), UNEXPECTED)
+    assert "(ValueError at test_website.py:" in entry.message
 
 
 async def test_no_address_leads_around_patterns_and_rules(desk: Desk) -> None:
