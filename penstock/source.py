@@ -3,7 +3,7 @@
 ``Source`` is the contract. ``SmallSource`` has defaults for it, with which ``list`` and ``read`` suffice; ``WebSource``
 is one for services with an address and a token. A method raises ``Retryable`` (or ``Deferred``) while the source cannot
 respond, and ``Misconfigured`` when only a person can help. ``Web`` is an HTTP client that raises these by itself.
-``document_from_file`` makes a document of a file, and ``extract_file`` reads its text; both need the extra
+``each_entry`` lists items one by one, so that the data of one never stop the others. ``document_from_file`` makes a document of a file, and ``extract_file`` reads its text; both need the extra
 ``connectors``.
 """
 
@@ -18,6 +18,7 @@ check()
 from connectors.base import ReadersOptions, SmallSource, StrictOptions, WebOptions, WebSource  # noqa: E402
 from connectors.extraction.result import Extracted  # noqa: E402
 from connectors.extraction.result import Unreadable as UnreadableFile  # noqa: E402
+from connectors.listings import each_entry  # noqa: E402
 from connectors.protocol import Problem  # noqa: E402
 from connectors.source import (  # noqa: E402
     Context,
@@ -89,6 +90,7 @@ __all__ = [
     "WebOptions",
     "WebSource",
     "document_from_file",
+    "each_entry",
     "extract_file",
 ]
 

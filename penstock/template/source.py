@@ -6,7 +6,7 @@ class Tickets(source.WebSource):
         after = ""
         while after is not None:
             page = await self.web.json("GET", "/tickets", params={"after": after})
-            yield [document(ticket) for ticket in page["tickets"]]
+            yield source.each_entry(page["tickets"], document)
             after = page["next"]
 
     async def read(self, external_id):
