@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from connectors.confluence.client import path_segment
-from connectors.confluence.markup import markdown, users
+from connectors.confluence.markup import Room, TooLong, markdown, users
 from connectors.confluence.model import Comment, Content, parse_time
 from connectors.extraction import Unreadable as NoText
 from connectors.extraction import extract_file
@@ -38,8 +38,11 @@ def page(content: Content, names: Mapping[str, str], base: str | None) -> Entry:
     if content.required_tags is None:
         return access_unknown(content)
     length = len(content.body or "") + sum(len(comment.body) for comment in content.comments)
-    text = "" if length > MAX_STORAGE_CHARACTERS else _text(content, names)
-    if length > MAX_STORAGE_CHARACTERS or len(text.encode()) > MAX_CONTENT_BYTES:
+    try:
+        text = None if length > MAX_STORAGE_CHARACTERS else _text(content, names)
+    except TooLong:
+        text = None
+    if text is None or len(text.encode()) > MAX_CONTENT_BYTES:
         message = f"holds more than {MAX_CONTENT_BYTES:,} bytes of text: divide the page"
         return unreadable(content, "too_large", message)
     return document(content, text, "text/markdown", names, base)
@@ -119,12 +122,13 @@ def unreadable(content: Content, code: str, message: str) -> Unreadable:
 
 def _text(content: Content, names: Mapping[str, str]) -> str:
     """Return the text of a page with its comments. The text of an empty page is its title, by which it can be found."""
-    body = markdown(content.body or "", names) or content.title
-    comments = _comments(content.comments, names)
+    room = Room()
+    body = markdown(content.body or "", names, room) or content.title
+    comments = _comments(content.comments, names, room)
     return f"{body}\n\n## Comments\n\n{comments}" if comments else body
 
 
-def _comments(comments: Sequence[Comment], names: Mapping[str, str]) -> str:
+def _comments(comments: Sequence[Comment], names: Mapping[str, str], room: Room) -> str:
     """Convert comments in the order of their threads. Each names its author and its subject, because a chunk of it may
     be returned alone."""
     ids = {comment.id for comment in comments}
@@ -135,7 +139,7 @@ def _comments(comments: Sequence[Comment], names: Mapping[str, str]) -> str:
     pending = [(comment, False) for comment in reversed(replies.get(None, []))]
     while pending:
         comment, is_reply = pending.pop()
-        if text := markdown(comment.body, names):
+        if text := markdown(comment.body, names, room):
             author = names.get(comment.author) or "Somebody"
             selection = " ".join((comment.selection or "").split())
             relation = "answers" if is_reply else f"about “{selection}”" if selection else ""

@@ -65,8 +65,6 @@ def parse(storage: str) -> Element:
     except etree.XMLSyntaxError:
         pass
     text = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
-    if _most_attributes(text) > MAX_ATTRIBUTES:
-        return _without_markup(text)
     tree = _parse_html(text)
     return tree if text_of(tree).strip() else _without_markup(text)  # nested too deeply for the parser
 
@@ -99,6 +97,8 @@ def _most_attributes(text: str) -> int:
 
 
 def _parse_html(text: str) -> Element:
+    if _most_attributes(text) > MAX_ATTRIBUTES:
+        return _without_markup(text)
     lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
     return html.document_fromstring(f"<html><body><div>{text}</div></body></html>", parser=lenient)
 
@@ -259,14 +259,6 @@ def macro_title(macro: Element) -> str:
     return (parameter(macro, "title") if kind in TITLED_MACROS else "") or DEFAULT_TITLES.get(kind, "")
 
 
-def macro_body(macro: Element) -> Element | None:
-    """Return the body of a macro if it is markup: the text of the ``html`` macro is."""
-    plain = child(macro, "ac:plain-text-body")
-    if plain is not None and attribute(macro, "ac:name") == "html":
-        return _parse_html(text_of(plain))
-    return child(macro, "ac:rich-text-body")
-
-
 def language(macro: Element) -> str:
     label = (parameter(macro, "language") or parameter(macro, "lang")).lower()
     fence_label = LANGUAGES.get(label, label)
@@ -288,20 +280,30 @@ def emoticon(element: Element) -> str:
     return fallback if fallback and not fallback.startswith(":") else known or fallback
 
 
+TARGETS = {
+    "ri:page": "ri:content-title",
+    "ri:blog-post": "ri:content-title",
+    "ri:attachment": "ri:filename",
+    "ri:shortcut": "ri:parameter",
+    "ri:space": "ri:space-key",
+}
+"""Element → the attribute that names what a link leads to."""
+LINK_BODIES = ("ac:link-body", "ac:plain-text-link-body")
+
+
 def link_target(link: Element, names: Mapping[str, str]) -> str:
     """Return the name of a link's target. ``names`` holds display names by user id."""
-    for element in link.iter():
-        text = {
-            "ri:page": attribute(element, "ri:content-title"),
-            "ri:blog-post": attribute(element, "ri:content-title"),
-            "ri:attachment": attribute(element, "ri:filename"),
-            "ri:shortcut": attribute(element, "ri:parameter"),
-            "ri:space": attribute(element, "ri:space-key"),
-        }.get(name(element))
-        if text:
-            return text
-        if name(element) == "ri:user":
+    pending = [link]
+    while pending:
+        element = pending.pop()
+        kind = name(element)
+        if kind in LINK_BODIES:  # it names no target, and may hold all of the page, in links within links
+            continue
+        if kind == "ri:user":
             return mention(element, names)
+        if text := attribute(element, TARGETS[kind]) if kind in TARGETS else "":
+            return text
+        pending += reversed(element)
     return attribute(link, "ac:anchor")
 
 
@@ -327,10 +329,21 @@ def picture_label(element: Element) -> str:
 
 
 MAX_SPAN, MAX_CELLS = 200, 20_000
-"""Columns or rows of one span; and cells of one table that are repeated, or that make its rows equally long. A span
+"""Columns or rows of one span; and cells of one document that are repeated, or that make rows equally long. A span
 beyond either, a mistake or an attack, counts as 1."""
 MAX_REPEATED_CHARACTERS = 1_000_000
-"""The characters of one table that spans repeat. A span beyond that counts as 1."""
+"""The characters of one document that spans repeat. A span beyond that counts as 1."""
+
+
+@dataclass(slots=True)
+class Room:
+    """How much a document may still take beyond its own markup, with all of its tables, macros and comments: a cell
+    takes a kilobyte of memory, and a table of 20,000 has one kilobyte of markup."""
+
+    cells: int = MAX_CELLS
+    characters: int = MAX_REPEATED_CHARACTERS
+    tags: int = MAX_TAGS
+    """Of ``html`` macros, whose bodies are texts in the markup of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +355,11 @@ class Cell:
 Grid = Sequence[Sequence[Cell]]
 
 
-def grid(table: Element, content: Callable[[Element], str]) -> Grid:
+def grid(table: Element, content: Callable[[Element], str], room: Room) -> Grid:
     """Return a table as rows of equal length, with merged cells repeated; of different lengths, if it is a mistake or
     an attack: ten thousand rows of one cell below one of ten thousand. ``content`` renders a cell as inline HTML."""
     rows: list[dict[int, Cell]] = []
     covered: dict[tuple[int, int], Cell] = {}
-    cells = repeated = 0
     for y, row in enumerate(_rows(table)):
         placed: dict[int, Cell] = {}
         x = 0
@@ -359,11 +371,11 @@ def grid(table: Element, content: Callable[[Element], str]) -> Grid:
                 x += 1
             cell = Cell(content(element), name(element) == "th")
             width, height = _span(element, "colspan"), _span(element, "rowspan")
-            more = (width * height - 1) * len(cell.html)
-            if cells + width * height > MAX_CELLS or repeated + more > MAX_REPEATED_CHARACTERS:
+            more = width * height - 1
+            if more > room.cells or more * len(cell.html) > room.characters:
                 width, height, more = 1, 1, 0
-            cells += width * height
-            repeated += more
+            room.cells -= more
+            room.characters -= more * len(cell.html)
             for dx in range(width):
                 placed[x + dx] = cell
                 for dy in range(1, height):
@@ -374,8 +386,10 @@ def grid(table: Element, content: Callable[[Element], str]) -> Grid:
     empty = Cell("", False)
     columns = max((max(row, default=-1) + 1 for row in rows), default=0)
     rows = [row for row in rows if row]
-    if columns * len(rows) - sum(map(len, rows)) > MAX_CELLS:
+    lacking = columns * len(rows) - sum(map(len, rows))
+    if lacking > room.cells:
         return [[row[x] for x in sorted(row)] for row in rows]
+    room.cells -= lacking
     return [[row.get(x, empty) for x in range(columns)] for row in rows]
 
 
@@ -436,12 +450,16 @@ LONG_GAP = re.compile(r"[ \t]{50,}")
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 
 
-def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
+MAX_MARKDOWN = 16 * 1024**2
+"""Characters. Quotations in quotations grow with each line: four times the most that a document may have."""
+
+
+def markdown(storage: str, names: Mapping[str, str] = {}, room: Room | None = None) -> str:
     """Convert storage format to Markdown; empty if there is no text. ``names`` holds display names by the ids that
-    ``users`` returns."""
+    ``users`` returns; ``room`` is that of the document, where this is a part of it. Raises TooLong."""
     if not storage.strip():
         return ""
-    body = _Renderer(names).children(parse(storage), 0)
+    body = _Renderer(names, room or Room()).children(parse(storage), 0)
     soup = BeautifulSoup(f"<html><body>{body}</body></html>", "lxml")
     text = _Markdown(
         heading_style="ATX",
@@ -456,8 +474,18 @@ def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
     return _tidy(text)
 
 
+class TooLong(Exception):
+    """A document is too long as Markdown."""
+
+
 class _Markdown(MarkdownConverter):
     """The library's conversion, with code fences that name the language and are longer than any fence in the code."""
+
+    def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
+        text = str(super().process_tag(node, parent_tags))  # type: ignore[misc]
+        if len(text) > MAX_MARKDOWN:
+            raise TooLong
+        return text
 
     def process_text(self, el: NavigableString, parent_tags: set[str] | None = None) -> str:
         """Fold long gaps first, outside of code: the library takes time with the square of their length."""
@@ -480,8 +508,9 @@ class _Markdown(MarkdownConverter):
 
 
 class _Renderer:
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], room: Room) -> None:
         self.names = names
+        self.room = room
 
     def children(self, element: Element, depth: int) -> str:
         parts = [escape(element.text or "", quote=False)]
@@ -498,7 +527,7 @@ class _Renderer:
         if tag == "ac:structured-macro" or tag == "ac:macro":
             return self.macro(element, depth)
         if tag == "table":
-            return to_html(grid(element, lambda cell: self.cell(cell, depth + 1)))
+            return to_html(grid(element, lambda cell: self.cell(cell, depth + 1), self.room))
         if special := RENDERERS.get(tag):
             return special(self, element, depth)
         inside = self.children(element, depth)
@@ -527,15 +556,24 @@ class _Renderer:
                 return escape(text)
         title = macro_title(element)
         above = f"<p><strong>{escape(title)}</strong></p>" if title else ""
-        rich, plain = macro_body(element), child(element, "ac:plain-text-body")
+        rich, plain = self.macro_body(element), child(element, "ac:plain-text-body")
         if rich is not None:
             return f"<div>{above}{self.children(rich, depth)}</div>"
         if plain is not None:
             return f'{above}<pre data-language="{escape(language(element))}">{escape(text_of(plain))}</pre>'
         return escape(reference(element, self.names))
 
+    def macro_body(self, macro: Element) -> Element | None:
+        """Return the body of a macro if it is markup: the text of the ``html`` macro is."""
+        plain = child(macro, "ac:plain-text-body")
+        if plain is None or attribute(macro, "ac:name") != "html":
+            return child(macro, "ac:rich-text-body")
+        text = text_of(plain)
+        self.room.tags -= text.count("<")
+        return _parse_html(text) if self.room.tags >= 0 else _without_markup(text)
+
     def link(self, element: Element, depth: int) -> str:
-        for body in ("ac:link-body", "ac:plain-text-link-body"):
+        for body in LINK_BODIES:
             label = child(element, body)
             if label is not None and (text := self.children(label, depth)).strip():
                 return text
@@ -573,14 +611,14 @@ class _Renderer:
         if depth > MAX_DEPTH:
             return _escape_cell(_plain_text(element))
         if tag in ("ac:structured-macro", "ac:macro"):
-            rich, plain = macro_body(element), child(element, "ac:plain-text-body")
+            rich, plain = self.macro_body(element), child(element, "ac:plain-text-body")
             if rich is not None:
                 return f" {_escape_cell(macro_title(element))} {self.cell(rich, depth)} "
             if plain is not None:
                 return f" <code>{_escape_cell(' '.join(text_of(plain).split()))}</code> "
             return self.macro(element, depth).replace("|", "\\|")
         if tag == "table":
-            rows = grid(element, lambda cell: self.cell(cell, depth + 1))
+            rows = grid(element, lambda cell: self.cell(cell, depth + 1), self.room)
             return " " + "; ".join(", ".join(cell.html.strip() for cell in row) for row in rows) + " "
         if tag == "ac:adf-extension":
             return " ".join(self.cell(content, depth) for content in _extension_contents(element))
@@ -625,17 +663,23 @@ def _checkbox(task: Element) -> str:
 
 def _extension_contents(extension: Element) -> list[Element]:
     """Return the contents of an element that only the new editor knows, or their fallback, never both."""
-    contents: list[Element] = []
-    for tag in ("ac:adf-content", "ac:adf-fallback"):
-        elements = [element for element in extension.iter() if name(element) == tag]
-        inner = {below for element in elements for below in element.iterdescendants()}
-        contents = contents or [element for element in elements if element not in inner]
-    return contents
+    contents: dict[str, list[Element]] = {"ac:adf-content": [], "ac:adf-fallback": []}
+    pending = [extension]
+    while pending:
+        element = pending.pop()
+        if (tag := name(element)) in contents:
+            contents[tag].append(element)
+        else:
+            pending += reversed(element)
+    return contents["ac:adf-content"] or contents["ac:adf-fallback"]
 
 
 def _plain_text(element: Element) -> str:
     """Return the text inside an element without the parts that are never rendered. Does not recurse."""
-    hidden = {part for root in element.iter() if name(root) in DROPPED for part in root.iter()}
+    hidden = set[Element]()
+    for root in element.iter():
+        if name(root) in DROPPED and root not in hidden:
+            hidden.update(root.iter())
     parts = []
     for part in element.iter():
         if part not in hidden:

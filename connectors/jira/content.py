@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from connectors.confluence.markup import markdown
+from connectors.confluence.markup import Room, TooLong, markdown
 from connectors.extract import extracted_revision
 from connectors.files import may_hold_text
 from connectors.jira import adf
@@ -102,7 +102,7 @@ def parts(issue: Issue, project: Project, rules: Rules, options: JiraOptions) ->
             )
         )
     if options.attachments:
-        narrower: list[tuple[tuple[str, ...] | None, Sequence[Comment]]] = [(None, hidden), *restricted.items()]
+        narrower = [(tags, _Shown.of(comments)) for tags, comments in [(None, hidden), *restricted.items()]]
         documents += [
             Part(
                 f"{issue.id}/{ATTACHMENT}/{attachment.id}",
@@ -120,28 +120,44 @@ def _may_hold_text(attachment: Attachment) -> bool:
     return may_hold_text(attachment.name, attachment.size) and not attachment.media_type.startswith(_TEXTLESS_TYPES)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The files that comments show, looked for once: an issue may have thousands of both."""
+
+    names: frozenset[str]
+    has_unnamed: bool
+    """Whether a comment shows a file whose name it does not say: it may be any."""
+
+    @classmethod
+    def of(cls, comments: Iterable[Comment]) -> _Shown:
+        names = {name for comment in comments for name in _files_in(comment)}
+        return cls(frozenset(names - {""}), "" in names)
+
+
 def _access_of_file(
-    attachment: Attachment, access: Access, restricted: Iterable[tuple[tuple[str, ...] | None, Sequence[Comment]]]
+    attachment: Attachment, access: Access, restricted: Iterable[tuple[tuple[str, ...] | None, _Shown]]
 ) -> Access:
     """Return the access of a file. One that a restricted comment shows was attached with it: Jira hides it from whom it
     hides the comment."""
-    for tags, comments in restricted:
-        if any(_shows(comment, attachment.name) for comment in comments):
+    for tags, shown in restricted:
+        if shown.has_unnamed or attachment.name in shown.names:
             access = access.requiring(tags)
     return access
 
 
-def _shows(comment: Comment, file: str) -> bool:
-    """Whether a comment shows a file, or one whose name it does not say."""
+def _files_in(comment: Comment) -> Iterator[str]:
+    """Yield the names of the files that a comment shows, and an empty one for a file whose name it does not say."""
     if isinstance(comment.body, str):
-        return any(file in match.groups() for match in _WIKI_FILE.finditer(comment.body))
+        for match in _WIKI_FILE.finditer(comment.body):
+            yield match[1] or match[2]
+        return
     for node in adf.nodes(comment.body):
         if node.get("type") in ("media", "mediaInline"):
             attributes = node.get("attrs")
             attributes = attributes if isinstance(attributes, Mapping) else {}
-            if attributes.get("type") not in ("external", "link") and attributes.get("alt") in (None, "", file):
-                return True
-    return False
+            if attributes.get("type") not in ("external", "link"):
+                name = attributes.get("alt")
+                yield "" if name is None else str(name)
 
 
 def _labels(issue: Issue) -> list[Any]:
@@ -201,8 +217,11 @@ def document(part: Part, issue: Issue, base: str | None) -> Document | Unreadabl
     is_issue = part.external_id == issue.id
     bodies = [issue.fields.get("description"), issue.fields.get("environment")] if is_issue else []
     length = sum(len(str(body)) for body in (*bodies, *(comment.body for comment in part.comments)))
-    text = "" if length > MAX_BODY_CHARACTERS else _text(part, issue, is_issue=is_issue)
-    if length > MAX_BODY_CHARACTERS or len(text.encode()) > MAX_CONTENT_BYTES:
+    try:
+        text = None if length > MAX_BODY_CHARACTERS else _text(part, issue, is_issue=is_issue)
+    except TooLong:
+        text = None
+    if text is None or len(text.encode()) > MAX_CONTENT_BYTES:
         message = f"holds more than {MAX_CONTENT_BYTES:,} bytes of text: continue in a new issue"
         return part.unreadable("too_large", message, revision=part.revision)
     title = f"{issue.key}: {' '.join(issue.name('summary').split())}"
@@ -242,26 +261,29 @@ def unavailable(external_id: str, part: Part | None, error: PenstockError) -> Un
 
 def _text(part: Part, issue: Issue, *, is_issue: bool) -> str:
     """Return the text of a document. The text of an empty issue is its summary, by which it can be found."""
-    comments = "\n\n".join(_comment(comment) for comment in part.comments)
+    room = Room()
+    comments = "\n\n".join(_comment(comment, room) for comment in part.comments)
     if not is_issue:
         return comments or issue.name("summary")
-    sections = [_body(issue.fields.get("description"), issue.rendered.get("description")) or issue.name("summary")]
-    if environment := _body(issue.fields.get("environment"), issue.rendered.get("environment")):
+    sections = [
+        _body(issue.fields.get("description"), issue.rendered.get("description"), room) or issue.name("summary")
+    ]
+    if environment := _body(issue.fields.get("environment"), issue.rendered.get("environment"), room):
         sections.append(f"## Environment\n\n{environment}")
     if comments:
         sections.append(f"## Comments\n\n{comments}")
     return "\n\n".join(sections)
 
 
-def _comment(comment: Comment) -> str:
+def _comment(comment: Comment, room: Room) -> str:
     """Convert a comment. It names its author, because a chunk of it may be returned alone."""
-    return f"**{comment.author or 'Somebody'}**:\n\n{_body(comment.body, comment.rendered)}"
+    return f"**{comment.author or 'Somebody'}**:\n\n{_body(comment.body, comment.rendered, room)}"
 
 
-def _body(body: Any, rendered: Any) -> str:
+def _body(body: Any, rendered: Any, room: Room) -> str:
     """Convert a text: a document of ADF, or the HTML of one in wiki markup."""
     if isinstance(body, str):
-        return markdown(rendered) if isinstance(rendered, str) and rendered.strip() else body.strip()
+        return markdown(rendered, room=room) if isinstance(rendered, str) and rendered.strip() else body.strip()
     if body and not isinstance(body, Mapping):
         raise TypeError("a text is neither wiki markup nor a document of ADF")
-    return markdown(adf.storage(body))
+    return markdown(adf.storage(body), room=room)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from connectors.confluence import ConfluenceOptions, client, content
+from connectors.confluence import ConfluenceOptions, client, content, markup
 from connectors.confluence.changes import Progress, batches_by_document
 from connectors.confluence.client import cql_list, path_segment
 from connectors.confluence.cloud import is_complete_chain
@@ -149,6 +149,13 @@ def test_a_page_with_too_much_text_is_unreadable() -> None:
         entry = content.page(replace(PAGE, body=body), {}, None)
         assert isinstance(entry, Unreadable)
         assert (entry.code, entry.acl_tags) == ("too_large", ("space:ENG",))
+
+
+def test_a_page_that_becomes_too_long_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markup, "MAX_MARKDOWN", 100)
+    entry = content.page(replace(PAGE, body=f"<p>{'x' * 101}</p>"), {}, None)
+    assert isinstance(entry, Unreadable)
+    assert (entry.code, entry.acl_tags) == ("too_large", ("space:ENG",))
 
 
 def test_comments_are_ordered_by_thread_and_count_for_the_modification_time() -> None:

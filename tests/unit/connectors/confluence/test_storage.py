@@ -272,6 +272,17 @@ def test_the_content_of_a_merged_cell_is_repeated_in_bounded_length() -> None:
     assert len(markdown(nested)) < 3_000_000
 
 
+def test_many_small_tables_repeat_no_more_cells_than_one() -> None:
+    """A table of a kilobyte became 20,000 cells of a kilobyte each: a page of a thousand took 20 GB."""
+    spans = table('<td colspan="40" rowspan="40">x</td>', *[""] * 39)
+    uneven = table("<td>x</td>" * 40, *["<td>y</td>"] * 40)
+    for kind in (spans, uneven):
+        one = markdown(kind).count("|")
+        room = markup.Room(cells=2_000)
+        assert one <= markdown(kind * 5, room=room).count("|") < 2 * one
+        assert markdown(kind, room=room).count("|") < one / 2  # as in a comment of the same page
+
+
 # Malformed
 
 
@@ -326,6 +337,51 @@ def test_an_element_of_very_many_attributes_keeps_no_thread_busy() -> None:
     """The library looks at all attributes before each: of this page for an hour, before which this test does not
     end."""
     assert markdown(f"<p {' '.join(f'a{n:x}' for n in range(1_500_000))}><b>kept</b></p>") == "kept"
+
+
+def test_html_in_macros_has_the_same_limits_as_a_page() -> None:
+    """Its tags were not counted, because they are a text in the markup of the page: 16 MB of them took 5 GB."""
+    body = macro("html", plain("<h1>kept</h1>" + "<br/>" * 20))
+    text = markdown(body * 2, room=markup.Room(tags=30))
+    assert (text.count("# kept"), text.count("kept")) == (1, 2)
+    many = " ".join(f"a{number}" for number in range(markup.MAX_ATTRIBUTES + 1))
+    assert markdown(macro("html", plain(f"<p {many}><b>kept</b></p>"))) == "kept"
+
+
+@pytest.mark.parametrize("outer", ["<blockquote>{}</blockquote>", "<ul><li>{}</li></ul>"])
+def test_quotations_in_quotations_do_not_grow_without_end(outer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them adds a mark to each line: 16 MB became 1.2 GB."""
+    monkeypatch.setattr(markup, "MAX_MARKDOWN", 10_000)
+    nested = f"<pre>{f'a{chr(10)}' * 1_000}</pre>"
+    assert len(markdown(nested)) > 1_000
+    for _ in range(38):
+        nested = outer.format(nested)
+    with pytest.raises(markup.TooLong):
+        markdown(nested)
+
+
+def test_links_and_extensions_in_one_another_are_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of each of 40 links, and the content of each of 40 extensions, was looked for in all that is in it."""
+
+    def counted(element: markup.Element) -> str:
+        nonlocal looks
+        looks += 1
+        return name(element)
+
+    name, looks = markup.name, 0
+    monkeypatch.setattr(markup, "name", counted)
+    inside = "<x/>" * 1_000
+    for open_, close in (
+        ("<ac:link><ac:link-body>", "</ac:link-body></ac:link>"),
+        ("<ac:adf-extension><ac:adf-content>", "</ac:adf-content></ac:adf-extension>"),
+        ("<b><ac:parameter>" + "<i>" * 3, "</i>" * 3 + "</ac:parameter></b>"),
+    ):
+        markdown(open_ * 38 + inside + close * 38)
+        assert looks < 10_000
+        looks = 0
+    deep = "<b>" * 82 + "<ac:parameter>" * 100 + inside + "</ac:parameter>" * 100 + "</b>" * 82
+    markdown(deep)
+    assert looks < 10_000
 
 
 @pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])

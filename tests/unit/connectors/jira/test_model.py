@@ -206,6 +206,24 @@ def test_a_file_that_a_restricted_comment_shows_is_as_restricted(body: Any, rest
                 assert part.access.required_tags == expected
 
 
+def test_comments_are_looked_into_once_for_all_files() -> None:
+    """They were for each file: an issue with a thousand of both kept all connectors from their turns for minutes."""
+
+    class Body(dict[str, Any]):
+        reads = 0
+
+        def get(self, *arguments: Any) -> Any:
+            Body.reads += 1
+            return super().get(*arguments)
+
+    at = "2026-05-23T14:47:28.592+0000"
+    files = [{"id": str(n), "filename": f"{n}.log", "size": 3, "created": at} for n in range(50)]
+    hidden = {"id": "1", "body": Body(type="doc"), "created": at, "visibility": {"type": "unknown"}}
+    one = make(attachment=files, comment={"comments": [hidden]})
+    assert len(parts(one, PROJECT, Rules(), OPTIONS)) == 51
+    assert 0 < Body.reads < 10
+
+
 @pytest.mark.parametrize(
     ("id", "expected"),
     [
