@@ -272,7 +272,7 @@ class _Request:
     gates: Sequence[Gate]
     seconds: float
     failing_seconds: float | None = None
-    permits: Callable[[str], bool] | None = None
+    permits: Callable[[str], Awaitable[bool]] | None = None
 
 
 class Limited(Deferred):
@@ -418,7 +418,7 @@ class Web:
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
         ok: Collection[int] = (200,),
-        permits: Callable[[str], bool] | None = None,
+        permits: Callable[[str], Awaitable[bool]] | None = None,
         to: Path | None = None,
     ) -> Fetched:
         """Request an address with GET, and return status, headers and body. headers: in addition to the client's, and
@@ -499,7 +499,7 @@ class Web:
         bucket: str | None = None,
         seconds: float,
         failing_seconds: float | None = None,
-        permits: Callable[[str], bool] | None = None,
+        permits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> _Request:
         base = str(self._base).rstrip("/")
         url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
@@ -595,7 +595,7 @@ class Web:
                 measured.facts["http.response.status_code"] = response.status_code
                 try:
                     if response.status_code in REDIRECTS and LOCATION in response.extensions:
-                        url = self._target(request, url, response)
+                        url = await self._target(request, url, response)
                         continue
                     return await self._answer(request, response, f"{self.name}: {origin(url)}", read)
                 finally:
@@ -603,14 +603,14 @@ class Web:
                     await response.aclose()
         raise Forbidden(f"{self.name}: {origin(request.url)} redirects more than {MAX_REDIRECTS} times")
 
-    def _target(self, request: _Request, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+    async def _target(self, request: _Request, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         where = f"{self.name}: {origin(url)}"
         if request.method not in ("GET", "HEAD"):
             raise Forbidden(f"{where} redirects a {request.method}: not followed; check base_url")
         target = _parsed(response.extensions[LOCATION], base=url)
         if target is None:
             raise Forbidden(f"{where} redirects to an invalid URL")
-        if request.permits is not None and not request.permits(str(target)):
+        if request.permits is not None and not await request.permits(str(target)):
             raise Forbidden(f"{where} redirects to an address that is not to be read")
         return target
 

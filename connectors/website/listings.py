@@ -79,8 +79,8 @@ class Listing:
 
     pages: dict[str, str | None] = field(default_factory=dict)
     """By address: a text that differs after each change, or None if the listing does not say."""
-    sitemaps: list[str] = field(default_factory=list)
-    """Further sitemaps."""
+    sitemaps: dict[str, None] = field(default_factory=dict)
+    """Further sitemaps, each once: a rest is left out only where there are too many, which is an error."""
 
     def exceeds(self, most: int) -> bool:
         """Return whether it has more pages than that, or more than MAX_SITEMAPS sitemaps."""
@@ -266,7 +266,7 @@ def _add_page(listing: Listing, entry: etree._Element, url: str) -> None:
 
 def _add_sitemap(listing: Listing, entry: etree._Element, url: str) -> None:
     if location := normalised(_text(entry, "loc") or entry.text, url):
-        listing.sitemaps.append(location)
+        listing.sitemaps[location] = None
 
 
 def _add_item(listing: Listing, item: etree._Element, url: str) -> None:

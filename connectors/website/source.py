@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,6 +105,7 @@ class Website(SmallSource):
         self._failures = Failures()
         self._checks = asyncio.Semaphore(CHECKED_AT_ONCE)
         self._examining = asyncio.Lock()
+        """Held by what takes a thread for long, so that a site has one of those that all sources share."""
         self._pace = asyncio.Lock()
         self._next_request = 0.0
         """When the next request may be sent, on time.monotonic()."""
@@ -304,7 +305,7 @@ class Website(SmallSource):
                 body.seek(0)
                 return digest, head_of(body.read(MAX_HEAD_BYTES), fetched.url, fetched.media_type, fetched.headers)
 
-        async with self._examining:  # in one of the threads of all sources: a head takes up to half a second
+        async with self._examining:  # a head takes up to half a second
             digest, head = await asyncio.to_thread(examined)
         canonical = head.canonical or normalised(fetched.url, url)
         known = KnownPage(
@@ -399,12 +400,15 @@ class Website(SmallSource):
             max_bytes=self.options.max_file_bytes,
             headers=conditions,
             ok=(200, 304) if conditions else (200,),
-            permits=self._selects_redirect,
+            permits=self._permits_redirect,
             to=to,
         )
 
-    def _selects_redirect(self, target: str) -> bool:
-        return (url := normalised(target, self.options.url)) is not None and self._selects(url)
+    async def _permits_redirect(self, target: str) -> bool:
+        if (url := normalised(target, self.options.url)) is None:
+            return False
+        async with self._examining:  # as pages are: an address may be compared with all rules of robots.txt
+            return await asyncio.to_thread(self._selects, url)
 
     async def _request(
         self,
@@ -413,7 +417,7 @@ class Website(SmallSource):
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
         ok: Sequence[int] = (200,),
-        permits: Callable[[str], bool] | None = None,
+        permits: Callable[[str], Awaitable[bool]] | None = None,
         to: Path | None = None,
     ) -> Fetched:
         async with self._pace:

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from time import sleep
 from typing import Any
 
@@ -551,6 +551,23 @@ async def test_a_redirect_to_a_page_that_is_not_read_is_not_followed(desk: Desk,
     assert not {"/internal/y", "/private/z"} & requested
     assert secret
     assert disallowed
+
+
+async def test_rules_are_compared_with_redirects_in_a_thread(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of five redirects of a page kept all connectors from their turns for as long as 10,000 rules take."""
+    threads: set[int] = set()
+    selects = Website._selects
+
+    def noted(self: Website, url: str) -> bool:
+        threads.add(get_ident())
+        return selects(self, url)
+
+    monkeypatch.setattr(Website, "_selects", noted)
+    desk.page("/a")
+    old = redirect(desk, "/old", "/a")
+    assert isinstance(await one(desk.source(), old), Document | Gone)
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_a_page_that_redirects_to_another_listed_page_is_a_copy(desk: Desk) -> None:

@@ -13,6 +13,7 @@ from connectors.website import listings
 from connectors.website.listings import (
     MAX_ENTRY_ELEMENTS,
     MAX_LISTING_BYTES,
+    MAX_SITEMAPS,
     BadListing,
     Room,
     normalised,
@@ -57,7 +58,7 @@ def test_an_index_names_further_sitemaps() -> None:
     index = (
         "<sitemapindex><sitemap><loc>/one.xml.gz</loc></sitemap><sitemap><loc>/two.xml</loc></sitemap></sitemapindex>"
     )
-    assert parse(index.encode(), BASE).sitemaps == [
+    assert list(parse(index.encode(), BASE).sitemaps) == [
         "https://docs.example.com/one.xml.gz",
         "https://docs.example.com/two.xml",
     ]
@@ -156,9 +157,18 @@ def test_the_base_of_a_feed_is_not_its_address() -> None:
     assert list(parse(feed.encode(), BASE).pages) == ["https://docs.example.com/blog/a"]
 
 
+def test_a_sitemap_that_is_named_very_often_hides_no_other() -> None:
+    """The rest of such an index was left out, and the pages of the sitemaps in it counted as deleted."""
+    entries = "<sitemap><loc>/one.xml</loc></sitemap>" * (MAX_SITEMAPS + 1) + "<sitemap><loc>/two.xml</loc></sitemap>"
+    assert list(parse(f"<sitemapindex>{entries}</sitemapindex>".encode(), BASE).sitemaps) == [
+        "https://docs.example.com/one.xml",
+        "https://docs.example.com/two.xml",
+    ]
+
+
 def test_an_index_may_name_its_sitemaps_without_loc() -> None:
     index = "<sitemapindex><sitemap>\n/one.xml\n</sitemap><sitemap/></sitemapindex>"
-    assert parse(index.encode(), BASE).sitemaps == ["https://docs.example.com/one.xml"]
+    assert list(parse(index.encode(), BASE).sitemaps) == ["https://docs.example.com/one.xml"]
 
 
 def test_a_date_beyond_all_calendars_is_taken_as_it_is() -> None:
