@@ -17,6 +17,18 @@ KEYS = ("acl", "required", "exclude", "include")
 MAX_BYTES = 1024 * 1024
 MAX_PATTERNS = 1_000
 """The most patterns in one list. Each file is compared with each of them."""
+MAX_CHARACTERS = 50_000
+"""The most characters of all patterns of ``exclude``, with those of the folders above, and of ``include``: a name of
+two thousand characters is compared with them in a twentieth of a second."""
+MAX_DOTS = 100
+"""The most dots outside of texts, of which valid settings have none: the library takes time with the square of the
+parts of a key, half an hour for one of a megabyte."""
+_TEXTS = re.compile(
+    r'"""(?:\\.|[^\\"]|"(?!""))*+(?:"{3,5}|\Z)|"(?:\\[^\n]|[^"\\\n])*+"?'
+    r"|'''(?:[^']|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+'?|#[^\n]*+",
+    re.DOTALL,
+)
+"""Texts and comments of TOML."""
 
 SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
 """Names that are skipped by default: hidden files, caches of programs, temporary files of editors and downloads."""
@@ -35,6 +47,10 @@ class PolicyError(Exception):
 class Patterns:
     folder: str
     patterns: tuple[str, ...]
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.patterns))
 
     def match(self, path: str) -> bool:
         relative = path.removeprefix(self.folder.rstrip("/")).lstrip("/")
@@ -77,6 +93,10 @@ class Policy:
             raise PolicyError(str(error)) from error
         if "exclude" in settings:
             policy = replace(policy, excludes=(*policy.excludes, _patterns(folder, "exclude", settings["exclude"])))
+            if sum(patterns.characters for patterns in policy.excludes) > MAX_CHARACTERS:
+                raise PolicyError(
+                    f"exclude: with those of the folders above, at most {MAX_CHARACTERS:,} characters of patterns"
+                )
         if "include" in settings:
             policy = replace(policy, include=_patterns(folder, "include", settings["include"]))
         return policy
@@ -111,7 +131,10 @@ def _parsed(raw: bytes) -> dict[str, object]:
     if len(raw) > MAX_BYTES:
         raise PolicyError(f"is longer than {MAX_BYTES} bytes")
     try:
-        settings = tomllib.loads(raw.decode("utf-8-sig"))
+        text = raw.decode("utf-8-sig")
+        if _TEXTS.sub("", text).count(".") > MAX_DOTS:
+            raise PolicyError("has a key of very many parts")
+        settings = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also one that Python refuses, such as a number of 5,000 digits
         where = re.search(r"\(at line \d+, column \d+\)", str(error))
         raise PolicyError(f"is not valid TOML {where[0] if where else ''}".rstrip()) from error
@@ -128,6 +151,8 @@ def _patterns(folder: str, name: str, patterns: object) -> Patterns:
         raise PolicyError(f'{name}: a list of patterns such as ["drafts/**", "*.tmp"]')
     if len(patterns) > MAX_PATTERNS or any(len(pattern) > MAX_PATTERN_CHARACTERS for pattern in patterns):
         raise PolicyError(f"{name}: at most {MAX_PATTERNS} patterns of {MAX_PATTERN_CHARACTERS} characters each")
+    if sum(map(len, patterns)) > MAX_CHARACTERS:
+        raise PolicyError(f"{name}: at most {MAX_CHARACTERS:,} characters of patterns")
     try:
         for pattern in patterns:
             compiled(pattern)

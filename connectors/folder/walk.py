@@ -67,17 +67,25 @@ class Walk:
         self, folder: str, known: dict[str, Policy | None], problems: list[Candidate | Problem]
     ) -> Policy | None:
         """Return the rules of a folder; None if it is excluded or if they are invalid, which is reported once."""
-        if folder not in known:
-            is_top = folder == self.root or not is_within(folder, self.root)  # the latter: a file that was named itself
-            above = Policy.of(self.options) if is_top else self._policy_now(os.path.dirname(folder), known, problems)
-            if above is not None and not is_top and not above.admits_folder(folder):
+        unknown: list[str] = []
+        while (at := os.path.dirname(unknown[-1]) if unknown else folder) not in known:
+            unknown.append(at)
+            if self._is_top(at):
+                break
+        for at in reversed(unknown):  # a folder may be within a thousand others
+            above = Policy.of(self.options) if self._is_top(at) else known[os.path.dirname(at)]
+            if above is not None and not self._is_top(at) and not above.admits_folder(at):
                 above = None
             try:
-                known[folder] = above and above.within(folder)
+                known[at] = above and above.within(at)
             except PolicyError as error:
-                problems.append(self._refused(folder, folder, error))
-                known[folder] = None
+                problems.append(self._refused(at, at, error))
+                known[at] = None
         return known[folder]
+
+    def _is_top(self, folder: str) -> bool:
+        """Whether no rules of a folder above count: it is the root, or that of a file that was named itself."""
+        return folder == self.root or not is_within(folder, self.root)
 
     def _named_file(self, policy: Policy) -> Iterator[Candidate | Problem]:
         """Yield a file that is itself a root, whatever its name is; the rules of its folder say who may read it."""

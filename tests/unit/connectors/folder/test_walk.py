@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from time import process_time
 
@@ -273,8 +275,16 @@ def test_a_name_that_nearly_matches_many_wildcards_is_matched_quickly(pattern: s
 
 @pytest.mark.parametrize(
     "content",
-    ["acl = " + "9" * 5_000, f"exclude = {['x'] * 1_001}", f'exclude = ["{"x" * 1_001}"]', 'exclude = ["[z-a]"]'],
-    ids=["number", "patterns", "long-pattern", "range"],
+    [
+        "acl = " + "9" * 5_000,
+        f"exclude = {['x'] * 1_001}",
+        f'exclude = ["{"x" * 1_001}"]',
+        'exclude = ["[z-a]"]',
+        f"include = {['x' * 1_000] * 51}",
+        f"{'.'.join('a' * 500_000)} = 1",
+        f"""acl = ["x"]  # 'a'\nexclude = [\"\"\"x\"\"\"\", {{{".".join(["'''b'''"] * 90_000)} = 1}}]""",
+    ],
+    ids=["number", "patterns", "long-pattern", "range", "many-characters", "long-key", "long-key-behind-quotes"],
 )
 def test_a_policy_made_to_fail_affects_only_its_own_folder(root: Path, content: str) -> None:
     put(root, "a.txt", "mine/b.txt")
@@ -283,6 +293,38 @@ def test_a_policy_made_to_fail_affects_only_its_own_folder(root: Path, content: 
     assert list(entries) == ["a.txt"]
     assert [problem.code for problem in problems] == ["policy"]
     assert walk.broken == [str(root / "mine")]
+
+
+def test_patterns_of_folders_in_folders_count_together(root: Path) -> None:
+    """A file is compared with all of them."""
+    many = f"exclude = {['x' * 1_000] * 30}"
+    put(root, "a.txt", "mine/b.txt", "mine/deeper/c.txt")
+    put(root, "mine/.penstock.toml", "mine/deeper/.penstock.toml", content=many)
+    walk, entries, _ = walked(root)
+    assert list(entries) == ["a.txt", "mine/b.txt"]
+    assert walk.broken == [str(root / "mine/deeper")]
+
+
+def test_dots_in_texts_of_a_policy_are_no_parts_of_keys(root: Path) -> None:
+    dots = ".".join("a" * 200)
+    rules = f'acl = ["x"] # {dots}\nexclude = ["{dots}", \'{dots}\', """\n{dots}\\"\n""""]\n'
+    put(root, "a.txt")
+    put(root, ".penstock.toml", content=rules)
+    _, entries, problems = walked(root)
+    assert (list(entries), problems) == (["a.txt"], [])
+
+
+def test_a_file_within_very_many_folders_is_read_under_the_current_rules(root: Path) -> None:
+    """A name has room for a thousand, and Python's stack has not."""
+    put(root, f"{'a/' * 150}b.txt")
+    walk = Walk(str(root), str(root), OPTIONS)
+    batch = [entry for entry in walk.candidates() if isinstance(entry, Candidate)]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        assert walk.access_now(batch) == batch
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_folder_that_becomes_a_link_for_a_moment_is_not_followed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
