@@ -44,6 +44,8 @@ class FakeS3:
     page: int = PAGE
     throttled: int = 0
     failing: int = 0
+    encrypted: set[str] = field(default_factory=set)
+    """Keys of objects that only who has their writer's key of encryption can read or describe."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -118,6 +120,8 @@ class FakeS3:
     async def _object(self, request: Request) -> Response:
         if (stored := self.objects.get(request.path_params["key"])) is None:
             return _error(404, "NoSuchKey", "The specified key does not exist.")
+        if request.path_params["key"] in self.encrypted:
+            return _error(400, "InvalidRequest", "The object was stored using a form of Server Side Encryption.")
         headers = {
             "etag": stored.etag,
             "last-modified": format_datetime(stored.modified_at, usegmt=True),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
-from typing import ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from connectors.base import SmallSource
@@ -29,12 +29,18 @@ from connectors.objects.store import (
 )
 from connectors.paths import PATH_KEYS, path_metadata
 from connectors.protocol import printable
+from connectors.set_aside import Failures
 from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PAGE_LISTED = 1_000
 PAGE_FOLDERS = 50
 """A page of the listing ends after so many objects, or so many folders."""
+MAX_DEPTH = 64
+"""Folders in folders: each costs requests of its own, and one object of S3 may be within five hundred."""
 WAITING_BYTES = 64 * 1024 * 1024
 """The most memory for the names of folders that are not listed yet: half a million of a hundred characters."""
 
@@ -69,6 +75,7 @@ class Objects(SmallSource):
     def __init__(self, options: ObjectsOptions, context: Context) -> None:
         super().__init__(options, context)
         self._store = Store(options.url, options.arguments())
+        self._failures = Failures()
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
@@ -82,7 +89,7 @@ class Objects(SmallSource):
         while waiting:
             folder = waiting.pop()
             waiting_bytes -= sys.getsizeof(folder)
-            folders_left_out = False
+            folders_left_out = is_deepest = False
             try:
                 pages = self._store.pages(folder)
                 while (part := await self.blocking(next, pages, None)) is not None:
@@ -91,6 +98,9 @@ class Objects(SmallSource):
                         page.unruled.add(folder)
                     for path in part.folders:
                         if SKIPPED.fullmatch(basename(path)):
+                            continue
+                        if path.count("/") >= MAX_DEPTH:
+                            is_deepest = True
                             continue
                         if waiting_bytes + (size := sys.getsizeof(path)) > WAITING_BYTES:
                             folders_left_out = True
@@ -102,8 +112,13 @@ class Objects(SmallSource):
                         page = _Page()
                 if folders_left_out:
                     page.unlisted.append(_unlisted(folder, "it holds too many folders: divide it"))
+                if is_deepest:
+                    reason = f"it holds folders, and is within {MAX_DEPTH} others: move them up"
+                    page.unlisted.append(_unlisted(folder, reason))
             except AccessDenied:
                 page.unlisted.append(_unlisted(folder, "the store denies access to it"))
+            except NotReadable as error:
+                page.unlisted.append(_unlisted(folder, str(error)))
             except FolderTooLarge:
                 page.unlisted.append(_unlisted(folder, f"it holds more than {MOST_NAMES:,} names: divide it"))
             page.folders += 1
@@ -118,16 +133,21 @@ class Objects(SmallSource):
         return [
             *page.unlisted,
             *(_unlisted(folder, policy.reason) for folder, policy in broken.items()),
-            *(
-                Listed(
-                    external_id=path,
-                    acl_tags=policy.acl_tags,
-                    required_tags=policy.required_tags,
-                    revision=extracted_revision(listed_object.state),
-                )
-                for path, listed_object in page.objects.items()
-                if isinstance(policy := policies[dirname(path)], Policy) and self._admits(listed_object, policy)
-            ),
+            *await self.blocking(self._admitted, page.objects, policies),
+        ]
+
+    def _admitted(
+        self, objects: Mapping[str, StoredObject], policies: Mapping[str, Policy | Broken]
+    ) -> Sequence[Listed]:
+        return [
+            Listed(
+                external_id=path,
+                acl_tags=policy.acl_tags,
+                required_tags=policy.required_tags,
+                revision=extracted_revision(stored.state),
+            )
+            for path, stored in objects.items()
+            if isinstance(policy := policies[dirname(path)], Policy) and self._admits(stored, policy)
         ]
 
     async def read(self, external_id: str) -> Entry:
@@ -141,10 +161,18 @@ class Objects(SmallSource):
             await self.blocking(self._store.check)  # raises where the credentials are the reason
             return Unreadable(external_id=external_id, code="bad_rules", message=policy.reason, acl_tags=())
         try:
-            stored = await self.blocking(self._store.find, external_id)
-            if stored is None or not self._admits(stored, policy):
+            stored = await self._of_one(external_id, self._store.find, external_id)
+            if stored is None or not await self.blocking(self._admits, stored, policy):
                 return Gone(external_id)
             return await self._document(stored, policy)
+        except NotReadable as error:
+            return Unreadable(
+                external_id=external_id,
+                code="unavailable",
+                message=f"{name} {error}",
+                acl_tags=policy.acl_tags,
+                required_tags=policy.required_tags,
+            )
         except AccessDenied:
             await self.blocking(self._store.check)  # raises where the credentials are the reason
             return Unreadable(
@@ -155,11 +183,28 @@ class Objects(SmallSource):
                 required_tags=policy.required_tags,
             )
 
+    async def _of_one(self, path: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of the store that concerns one object. Raises NotReadable where the store answers, and this
+        object is the reason that the function fails: others are read."""
+        try:
+            result = await self.blocking(function, *args, **kwargs)
+        except NotReadable:
+            await self.blocking(self._store.check)  # raises where the store is the reason
+            raise
+        except Retryable as error:
+            await self.blocking(self._store.check)
+            self._failures.succeed()
+            if not self._failures.fail(path, error):
+                raise
+            raise NotReadable(f"cannot be read: {error}") from error
+        self._failures.succeed(path)
+        return result
+
     async def _document(self, stored: StoredObject, policy: Policy) -> Entry:
         name, revision, most = basename(stored.path), extracted_revision(stored.state), self.options.max_file_bytes
         with temporary_file(self.context.folder) as file:
             try:
-                if not await self.blocking(self._store.download, stored, file, most):
+                if not await self._of_one(stored.path, self._store.download, stored, file, most):
                     return Gone(stored.path)
             except Archived:  # it is tried again after a change: each attempt at all archived objects would cost much
                 return Unreadable(
@@ -200,31 +245,30 @@ class Objects(SmallSource):
         for an invalid one of the whole store."""
         policies: dict[str, Policy | Broken] = {}
         for folder in folders:
-            await self._add_policy(folder, policies, without)
+            missing = []
+            while folder not in policies:
+                missing.append(folder)
+                if not folder:
+                    break
+                folder = dirname(folder)
+            for below in reversed(missing):
+                above = policies[dirname(below)] if below else Policy(self.options.acl_tags, self.options.required_tags)
+                policies[below] = above if below in without else await self._policy_within(below, above)
         return policies
 
-    async def _add_policy(
-        self, folder: str, policies: dict[str, Policy | Broken], without: Collection[str]
-    ) -> Policy | Broken:
-        if folder in policies:
-            return policies[folder]
-        policy: Policy | Broken
-        if folder:
-            policy = await self._add_policy(dirname(folder), policies, without)
-        else:
-            policy = Policy(self.options.acl_tags, self.options.required_tags)
-        if self.options.sidecars and folder not in without and isinstance(policy, Policy):
-            path = join(folder, FILE)
-            try:
-                raw = await self.blocking(self._store.read, path, MAX_BYTES + 1)
-                policy = policy if raw is None else policy.with_file(raw, path, folder)
-            except (PolicyError, NotReadable) as error:
-                if not folder:
-                    raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
-                reason = f"{path} {error}: nothing in its folder is read until it is corrected"
-                policy = Broken(folder, printable(reason))
-        policies[folder] = policy
-        return policy
+    async def _policy_within(self, folder: str, policy: Policy | Broken) -> Policy | Broken:
+        """Return the rules of a folder, of which ``policy`` are those of the folder above."""
+        if not self.options.sidecars or isinstance(policy, Broken):
+            return policy
+        path = join(folder, FILE)
+        try:
+            raw = await self._of_one(path, self._store.read, path, MAX_BYTES + 1)
+            return policy if raw is None else await self.blocking(policy.with_file, raw, path, folder)
+        except (PolicyError, NotReadable) as error:
+            if not folder:
+                raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
+            reason = f"{path} {error}: nothing in its folder is read until it is corrected"
+            return Broken(folder, printable(reason))
 
 
 def _unlisted(folder: str, reason: str) -> Unlisted:

@@ -41,6 +41,10 @@ PREFETCHED_REQUESTS = 64
 """Requests to a server of SFTP at a time."""
 TIMEOUT_SECONDS = 60.0
 """For connecting to a server of SFTP, and for each of its answers."""
+OF_ONE = (errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of what was requested, and not of the store. The first is s3fs's for an answer of 400: among others, for an
+object that its writer has encrypted with a key of their own."""
+REFUSES = "cannot be read, because the store refuses it"
 ETAGS = ("ETag", "etag")
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of fsspec's descriptions of files, which differ from store to store."""
@@ -114,8 +118,8 @@ class Store:
 
     def pages(self, folder: str) -> Iterator[Folder]:
         """List a folder, without the folders in it. An absent one is empty; the root has to hold something, because a
-        store does not tell an empty folder from a wrong address. Raises FolderTooLarge, and AccessDenied for another
-        one than the root."""
+        store does not tell an empty folder from a wrong address. Raises FolderTooLarge, and AccessDenied and
+        NotReadable for another one than the root."""
         entries: Iterator[Mapping[str, Any]] | None = None
         is_first, is_last, holds_any = True, False, False
         while not is_last:
@@ -131,6 +135,10 @@ class Store:
                 except PermissionError as error:
                     if folder:
                         raise AccessDenied from error
+                    raise
+                except OSError as error:
+                    if folder and _is_of_one(error):
+                        raise NotReadable(REFUSES) from error
                     raise
             is_last = len(page) < PAGE
             listed = Folder([], [], set(), is_whole=is_first and is_last)
@@ -184,7 +192,7 @@ class Store:
             yield from fs.ls(path, detail=True)
 
     def find(self, path: str) -> StoredObject | None:
-        """Return an object, or None if there is none of this path. Raises AccessDenied."""
+        """Return an object, or None if there is none of this path. Raises AccessDenied and NotReadable."""
         with self._connection() as (fs, root):
             try:
                 names = path.split("/")
@@ -196,11 +204,15 @@ class Store:
                 return None
             except PermissionError as error:
                 raise AccessDenied from error
+            except OSError as error:
+                if _is_of_one(error):
+                    raise NotReadable(REFUSES) from error
+                raise
         return _stored(path, entry) if entry["type"] == "file" and not _is_link(entry) else None
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path. Follows links.
-        Raises NotReadable for an object that is denied, and for a link to anything but a file."""
+        Raises NotReadable for an object that is denied or refused, and for a link to anything but a file."""
         with self._connection() as (fs, root):
             try:
                 # A pipe would be waited for without end.
@@ -215,11 +227,15 @@ class Store:
                 return None
             except PermissionError as error:
                 raise NotReadable("cannot be read, because the store denies access to it") from error
+            except OSError as error:
+                if _is_of_one(error):
+                    raise NotReadable(REFUSES) from error
+                raise
         return content
 
     def download(self, stored: StoredObject, to: Path, max_bytes: int) -> bool:
-        """Copy an object to a file. Returns False if it is there no more. Raises AccessDenied, and ObjectTooLarge,
-        also where the object has grown since it was found."""
+        """Copy an object to a file. Returns False if it is there no more. Raises AccessDenied, NotReadable, and
+        ObjectTooLarge, also where the object has grown since it was found."""
         if stored.size > max_bytes:
             raise ObjectTooLarge
         left = max_bytes
@@ -239,6 +255,10 @@ class Store:
                 if (answer.get("Error") or {}).get("Code") == ARCHIVED:
                     raise Archived from error
                 raise AccessDenied from error
+            except OSError as error:
+                if _is_of_one(error):
+                    raise NotReadable(REFUSES) from error
+                raise
         return True
 
     def _opened(self, fs: Any, path: str, root: str) -> Any:
@@ -396,6 +416,13 @@ def is_readable_name(path: str, protocol: str) -> bool:
     except UnicodeEncodeError:
         return False
     return protocol not in S3 or "?versionId=" not in path
+
+
+def _is_of_one(error: OSError) -> bool:
+    """Whether a store has answered, and refuses what was requested."""
+    answer = getattr(error.__cause__, "response", None) or {}  # of botocore
+    status = (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
+    return error.errno in OF_ONE or (400 <= status < 500 and status not in (408, 429))
 
 
 def _is_dangling(fs: Any, path: str) -> bool:

@@ -6,22 +6,26 @@ import asyncio
 import os
 import tracemalloc
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from connectors.declared import options
 from connectors.fakes.s3 import BUCKET, KEY, SECRET, FakeS3
+from connectors.folder.access import Policy
 from connectors.objects import source as objects_source
 from connectors.objects import store as objects_store
 from connectors.objects.source import Objects
 from connectors.objects.store import Store, StoredObject
+from connectors.set_aside import MAX_FAILURES
 from connectors.source import Context, Document, Gone, Listed, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.runtime.http_server import served
@@ -455,6 +459,104 @@ async def test_a_folder_of_s3_is_listed_with_one_request_for_each_page(tmp_path:
         await source.close()
     assert made == [1, 2, 3]
     assert names == [f"{number:06}.md" for number in range(2_500)]
+
+
+async def test_objects_that_their_writer_has_encrypted_stop_no_other(tmp_path: Path) -> None:
+    """Whoever could write one stopped the reading of the store, and so its revocations: S3 refuses to describe it."""
+    fake = FakeS3(encrypted={"docs/a/secret.md", "docs/b/.penstock.toml"})
+    for name in ("a/open.md", "a/secret.md", "b/.penstock.toml", "b/closed.md"):
+        fake.put(f"docs/{name}", b"Some text.")
+    async with served(fake) as address:
+        secrets = {"key": KEY, "secret": SECRET}
+        source = Desk(f"s3://{BUCKET}/docs", tmp_path, {"endpoint_url": address}, secrets).source(sidecars=True)
+        listed = [entry async for page in source.list() for entry in page]
+        [open_] = await source.fetch(["a/open.md"])
+        [secret] = await source.fetch(["a/secret.md"])
+        [closed] = await source.fetch(["b/closed.md"])
+        await source.close()
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == ["a/open.md", "a/secret.md"]
+    assert [entry.id_prefix for entry in listed if isinstance(entry, Unlisted)] == ["b/"]
+    assert isinstance(open_, Document)
+    assert isinstance(secret, Unreadable)
+    assert (secret.code, secret.message) == ("unavailable", "secret.md cannot be read, because the store refuses it")
+    assert isinstance(closed, Unreadable)
+    assert (closed.code, closed.acl_tags) == ("bad_rules", ())
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_an_object_that_fails_while_the_store_answers_stops_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put("a.md")
+    source, info = desk.source(), MemoryFileSystem.info
+
+    def failing(fs: MemoryFileSystem, path: str, **more: Any) -> Any:
+        if path.endswith("a.md"):
+            raise OSError("Failure")  # as paramiko reports any failure of a server
+        return info(fs, path, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "info", failing)
+    for _ in range(MAX_FAILURES - 1):
+        with pytest.raises(Retryable):
+            await source.fetch(["a.md"])
+    entry = await one(source, "a.md")
+    assert isinstance(entry, Unreadable)
+    assert entry.code == "unavailable"
+    monkeypatch.undo()
+    assert isinstance(await one(source, "a.md"), Document)
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_a_store_that_does_not_answer_is_no_reason_to_set_an_object_aside(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put("a.md")
+
+    def failing(*_details: Any, **_more: Any) -> Any:
+        raise OSError("Failure")
+
+    source = desk.source()
+    monkeypatch.setattr(MemoryFileSystem, "info", failing)
+    monkeypatch.setattr(MemoryFileSystem, "ls", failing)
+    for _ in range(MAX_FAILURES + 1):
+        with pytest.raises(Retryable):
+            await source.fetch(["a.md"])
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_folders_within_very_many_others_are_set_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs requests of its own, and an object of a kilobyte may be within five hundred."""
+    monkeypatch.setattr(objects_source, "MAX_DEPTH", 3)
+    for depth in (0, 3, 4, 9):
+        desk.put("/".join([*"abcdefghi"[:depth], "x.md"]))
+    listed = [entry async for page in desk.source().list() for entry in page]
+    assert sorted(entry.external_id for entry in listed if isinstance(entry, Listed)) == ["a/b/c/x.md", "x.md"]
+    assert [entry.id_prefix for entry in listed if isinstance(entry, Unlisted)] == ["a/b/c/"]
+
+
+@pytest.mark.parametrize("desk", ["memory"], indirect=True)
+async def test_patterns_and_sidecars_are_looked_into_in_threads(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a megabyte kept all connectors from their turns for half an hour, and its patterns for a second at
+    each object."""
+    threads: set[int] = set()
+    with_file, admits_file = Policy.with_file, Policy.admits_file
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            threads.add(get_ident())
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(Policy, "with_file", noted(with_file))
+    monkeypatch.setattr(Policy, "admits_file", noted(admits_file))
+    desk.put("a/.penstock.toml", 'exclude = ["*.tmp"]')
+    desk.put("a/b.md")
+    source = desk.source(sidecars=True)
+    assert [entry async for page in source.list() for entry in page]
+    assert isinstance(await one(source, "a/b.md"), Document)
+    assert threads
+    assert get_ident() not in threads
 
 
 @pytest.mark.parametrize("desk", ["memory"], indirect=True)
