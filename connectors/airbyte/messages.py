@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from connectors.json_values import has_too_many_values
+
 MAX_REASON_CHARACTERS = 300
 MIN_SECRET_CHARACTERS = 4
 """Shorter values of the configuration are words such as a unit, and not replaced in messages."""
@@ -146,7 +148,10 @@ def parsed(line: bytes) -> Message | None:
     if not line.lstrip().startswith(b"{"):
         return None  # a library prints
     try:
-        message = json.loads(line)
+        text = line.decode(json.detect_encoding(line), "surrogatepass")
+        if has_too_many_values(text):
+            return _unstorable(line, "has too many values")
+        message = json.loads(text)
     except json.JSONDecodeError as error:
         raise Broken("a message is no JSON: two parts of the program may have written at once") from error
     except (ValueError, RecursionError):  # whoever wrote one value must not stop the reading of all

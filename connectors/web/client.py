@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import httpx
 
 from connectors.errors import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
+from connectors.json_values import MAX_VALUES, has_too_many_values
 from connectors.web.limits import (
     SECONDARY_LIMIT,
     SECONDARY_SECONDS,
@@ -131,7 +132,7 @@ def media_type(response: httpx.Response) -> str:
 
 
 async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
-    """Return the JSON of a response, or None for a 204. Raises Retryable for anything but JSON."""
+    """Return the JSON of a response, or None for a 204. Raises Retryable for anything but JSON, and TooLarge."""
     if response.status_code == 204:
         return None
     kind = media_type(response)
@@ -144,6 +145,9 @@ async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
         if (whole := _NO_HALF.match(text)) is not None and whole.end() < len(text):
             text = await asyncio.to_thread(_without_halves, text)
+        is_long = len(text) > _STEP
+        if await asyncio.to_thread(has_too_many_values, text) if is_long else has_too_many_values(text):
+            raise TooLarge(f"{where} answered with JSON of more than {MAX_VALUES:,} values: not read", limit=limit)
         try:
             return json.loads(text)
         except json.JSONDecodeError:

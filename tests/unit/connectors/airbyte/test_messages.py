@@ -107,8 +107,9 @@ def test_lines_are_the_same_however_they_arrive(parts: list[bytes], data: st.Dat
     assert received == expected
 
 
-@pytest.mark.parametrize("value", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "1" * 5_000])
-def test_a_record_that_python_refuses_is_not_one_of_a_broken_program(value: str) -> None:
+@pytest.mark.parametrize("value", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "1" * 5_000, f"[{'[],' * 2_000}1]"])
+def test_a_record_that_is_not_read_is_not_one_of_a_broken_program(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.json_values.MAX_VALUES", 2_000)
     raw = f'{{"type": "RECORD", "record": {{"stream": "notes", "data": {{"id": 1, "body": {value}}}}}}}'
     message = parsed(raw.encode())
     assert isinstance(message, Unstorable)
