@@ -104,6 +104,8 @@ class DocumentUpserted(DocumentMessage):
     def _flat(cls, metadata: object) -> object:
         values = metadata.values() if isinstance(metadata, Mapping) else ()
         lists = [value for value in values if isinstance(value, list)]
+        if len(values) + sum(map(len, lists)) > MAX_METADATA_BYTES // 2:  # before each is looked into
+            raise ValueError(f"has too many values for {MAX_METADATA_BYTES} bytes of JSON, which is the limit")
         if any(isinstance(item, Mapping | list | None) for items in lists for item in items):
             raise ValueError("is not flat: a list may hold text, numbers and booleans")
         if any(isinstance(value, Mapping) for value in values):
