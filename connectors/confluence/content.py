@@ -26,9 +26,10 @@ MAX_TITLE_CHARACTERS, MAX_URL_CHARACTERS = 4_000, 8_000
 
 def people_ids(content: Content) -> set[str]:
     """Return the ids of everybody whom the document names."""
-    ids = users(content.body or "") | {comment.author for comment in content.comments} | {content.author}
-    for comment in content.comments:
-        ids |= users(comment.body)
+    ids = {comment.author for comment in content.comments} | {content.author}
+    for text in (content.body or "", *(comment.body for comment in content.comments)):
+        if len(text) <= MAX_STORAGE_CHARACTERS:
+            ids |= users(text)
     return ids - {""}
 
 

@@ -17,7 +17,7 @@ from connectors.atlassian import principal, translated_errors, verify
 from connectors.confluence import content
 from connectors.confluence.access import GroupReader
 from connectors.confluence.changes import Event, Progress, batches_by_document, parse
-from connectors.confluence.client import Api, ChangesMissed, missing_spaces, no_such_space
+from connectors.confluence.client import Api, ChangesMissed, batched, missing_spaces, no_such_space
 from connectors.confluence.cloud import Cloud
 from connectors.confluence.content import Files
 from connectors.confluence.data_center import DataCenter
@@ -57,6 +57,7 @@ from connectors.source import (
     Request,
     Unlisted,
 )
+from connectors.strangers import Strangers
 from connectors.web import Answered, Denied, Forbidden, Limits, Missing, ServerFailed, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
@@ -229,6 +230,9 @@ class _Check:
 
 FETCH_BATCH_DOCUMENTS = 50
 MAX_CONCURRENT_FILES = 3
+PEOPLE_AT_ONCE = 250
+STRANGERS_IN_AN_HOUR = {"cloud": 100_000, "data-center": 1_000}
+"""Data Center takes a request for each person, Cloud one for PEOPLE_AT_ONCE."""
 MAX_REFETCHED_DESCENDANTS = 40
 """After a page's restrictions change, up to this many documents below it are read again; beyond it a sweep runs."""
 EVENT_TIMEOUT_SECONDS = 0.7
@@ -288,6 +292,7 @@ class Confluence:
         self._group_reader = GroupReader(self._site, options, context.set_aside)
         self._failures = Failures()
         self._names = NameCache()
+        self._strangers = Strangers(STRANGERS_IN_AN_HOUR[options.flavour])
         self._received = Received()
         through_gateway = "api.atlassian.com" in options.base_url
         self._base = options.site_url or (None if through_gateway else options.base_url)
@@ -465,17 +470,23 @@ class Confluence:
 
     async def _entries(self, contents: Sequence[Content]) -> list[Entry]:
         readable = [item for item in contents if item.is_readable]
-        named, _ = each(readable, content.people_ids, lambda item: item.id)  # what fails here fails again below
-        people = set[str]().union(*named) - set(self._names.known)
-        if people:
-            try:
-                self._names.add(await self._site.people(sorted(people)))
-            except PenstockError as error:
-                if not may_be_set_aside(error):
-                    raise
-                log.warning("confluence_names_unreadable", connector=self._context.name, error=str(error))
+        # What fails here fails again below.
+        named, _ = await asyncio.to_thread(each, readable, content.people_ids, lambda item: item.id)
+        try:
+            await self._read_names(set[str]().union(*named))
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+            log.warning("confluence_names_unreadable", connector=self._context.name, error=str(error))
         gate = asyncio.Semaphore(MAX_CONCURRENT_FILES)
         return list(await asyncio.gather(*(self._entry(item, gate) for item in readable)))
+
+    async def _read_names(self, people: Collection[str]) -> None:
+        for batch in batched(sorted(id_ for id_ in people if id_ not in self._names.known), PEOPLE_AT_ONCE):
+            if asked := [id_ for id_ in batch if self._strangers.may_be_known(id_)]:
+                found = await self._site.people(asked)
+                self._names.add(found)
+                self._strangers.add(id_ for id_ in asked if id_ not in found)
 
     async def _entry(self, item: Content, gate: asyncio.Semaphore) -> Entry:
         async with gate:

@@ -20,11 +20,14 @@ from connectors.slack.client import Absent, Api, Object, ScopeMissing
 from connectors.slack.content import ChannelInfo, Names, tag
 from connectors.slack.options import SlackOptions
 from connectors.source import Group
+from connectors.strangers import Strangers
 from connectors.web import ServerFailed
 from pipeline.core.errors import Misconfigured
 
 log = structlog.get_logger()
 
+STRANGERS_IN_AN_HOUR = 1_000
+"""Slack answers a hundred requests for a person in a minute."""
 AccountKind = Literal["full", "guest", "external", "none"]
 """How much of the workspace an account may see. ``none``: a bot, a deactivated account or an open invitation."""
 
@@ -185,8 +188,9 @@ class Directory:
         self._team: Team | None = None
         self._users: dict[str, User] = {}
         self._users_expire_at = 0.0
-        self._unlisted_users: dict[str, User | None] = {}
-        """People whom the workspace does not list; None: Slack does not know the id."""
+        self._unlisted_users: dict[str, User] = {}
+        """People whom the workspace does not list."""
+        self._strangers = Strangers(STRANGERS_IN_AN_HOUR)
         self._groups: dict[str, str] = {}
         self._groups_expire_at = 0.0
         self._channels: dict[str, Channel] = {}
@@ -220,7 +224,7 @@ class Directory:
         accounts, _ = each(rows, lambda row: user(row, team) if isinstance(row, dict) else None, lambda row: row["id"])
         self._users = {account.id: account for account in accounts if account}
         self._users_expire_at = time.monotonic() + NAMES_SECONDS
-        self._unlisted_users = {id: account for id, account in self._unlisted_users.items() if account}
+        self._strangers.forget()
         self._rebuild_names()
         return self._users
 
@@ -319,7 +323,7 @@ class Directory:
     def _rebuild_names(self) -> None:
         """Rebuild the names after a change, and not for each document: a workspace may have tens of thousands of
         people."""
-        unlisted = {id: account.name for id, account in self._unlisted_users.items() if account}
+        unlisted = {id: account.name for id, account in self._unlisted_users.items()}
         self._names = Names(
             users={**unlisted, **{id: account.name for id, account in self._users.items()}},
             channels={id: listed.name for id, listed in self._channels.items() if not listed.is_private},
@@ -328,16 +332,22 @@ class Directory:
 
     async def load_users(self, ids: set[str]) -> bool:
         """Read users whom the workspace does not list. Returns whether Slack knows any of them."""
-        unknown = [id for id in sorted(ids) if id[:1] in ("U", "W") and id not in self._unlisted_users]
-        team = await self.team()
-        for id in unknown:
+        team, any_known = await self.team(), False
+        for id in sorted(ids):
+            if id[:1] not in ("U", "W") or id in self._unlisted_users or not self._strangers.may_be_known(id):
+                continue
             try:
                 row = (await self._api.call("users.info", user=id)).get("user")
             except Absent:
                 row = None
-            self._unlisted_users[id] = user(row, team) if isinstance(row, dict) else None
-        self._rebuild_names()
-        return any(self._unlisted_users[id] for id in unknown)
+            if isinstance(row, dict) and (account := user(row, team)) is not None:
+                self._unlisted_users[id] = account
+                any_known = True
+            else:
+                self._strangers.add([id])
+        if any_known:
+            self._rebuild_names()
+        return any_known
 
     async def add_users(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the users of an export, to name people whom Slack does not list."""

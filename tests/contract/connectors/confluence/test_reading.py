@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import pytest
 
+from connectors.confluence import content
+from connectors.confluence.model import Person
 from connectors.fakes.confluence import Flavour
 from connectors.source import Document, Gone, Listed, Unreadable
+from connectors.strangers import Strangers
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
 
 
@@ -47,6 +52,38 @@ async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: 
     assert (attached.title, attached.content) == ("notes.txt", "Bring your own mug.")
     assert attached.metadata["page"] == post.id
     assert not list(one.folder.iterdir())  # no file is left behind
+
+
+async def test_invented_mentions_do_not_keep_it_from_all_other_requests(
+    one: Wiki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data Center takes a request for each: a page of 16 MB took hours, each time that it was read. And it was searched
+    for them while nothing else had its turn."""
+    invented = "".join(f'<ri:user ri:{_user_key(one)}="nobody{number}"/>' for number in range(50))
+    page = one.page("Runbook", f'<ri:user ri:{_user_key(one)}="{one.ann.account_id}"/>{invented}')
+    asked: list[str] = []
+    threads: set[int] = set()
+    people, users = one.source._site.people, content.users
+
+    async def asking(ids: Sequence[str], **more: Any) -> Mapping[str, Person]:
+        asked.extend(ids)
+        return await people(ids, **more)
+
+    def noted(text: str) -> set[str]:
+        threads.add(get_ident())
+        return users(text)
+
+    monkeypatch.setattr(one.source._site, "people", asking)
+    monkeypatch.setattr(one.source, "_strangers", Strangers(5))
+    monkeypatch.setattr("connectors.confluence.source.PEOPLE_AT_ONCE", 2)
+    monkeypatch.setattr(content, "users", noted)
+    for _ in range(3):
+        [entry] = await one.source.fetch([page.id])
+        assert isinstance(entry, Document)
+        assert entry.content.startswith("@Ann")
+    assert len(asked) < 10
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_labels_are_metadata_and_a_change_of_them_is_another_revision(one: Wiki) -> None:
