@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
+from connectors.rows import size_of
 from connectors.slack.oauth import EXPIRED, SlackToken
 from connectors.web import Denied, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
@@ -64,6 +66,9 @@ _MISCONFIGURED = frozenset(
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
 _OF_A_TEAM = frozenset({"conversations.list", "users.list", "usergroups.list"})
 """The methods to which a token of an organisation has to name a workspace."""
+MAX_THREAD_BYTES = 256 * 1024 * 1024
+"""The most memory for the messages of a thread: those of 4 MiB of text, the most that a document has, take about
+200 MB where each has a line."""
 _MAX_ATTEMPTS = 3
 """How often a list is read from its beginning, because Slack no longer knows a cursor, before an error is raised."""
 
@@ -74,6 +79,14 @@ class Absent(PenstockError):
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class TooManyRows(Exception):
+    """A list takes too much memory. ``first`` holds its first row."""
+
+    def __init__(self, first: Sequence[Any]) -> None:
+        super().__init__()
+        self.first = first
 
 
 class ScopeMissing(Misconfigured):
@@ -209,18 +222,24 @@ class Api:
         """Write a file of ``files_url`` to a path, and return its media type. Raises the errors of ``Web``."""
         return await self._files.download(url, to, max_bytes=max_bytes)
 
-    async def all_rows(self, method: str, field: str, **arguments: str | int | bool | None) -> list[Any]:
-        """Return all rows of a list, in Slack's order. When a cursor expires, the list is read from its beginning."""
+    async def all_rows(
+        self, method: str, field: str, *, most_bytes: float = math.inf, **arguments: str | int | bool | None
+    ) -> list[Any]:
+        """Return all rows of a list, in Slack's order. When a cursor expires, the list is read from its beginning.
+        Raises TooManyRows when those of several pages take more memory than that."""
         for _ in range(_MAX_ATTEMPTS):
             try:
-                return await self._read_all(method, field, arguments)
+                return await self._read_all(method, field, arguments, most_bytes)
             except InvalidCursor as error:
                 expired = error
         raise Retryable(f"{self.name}: the cursors of {method} expire faster than they can be used") from expired
 
-    async def _read_all(self, method: str, field: str, arguments: Mapping[str, str | int | bool | None]) -> list[Any]:
+    async def _read_all(
+        self, method: str, field: str, arguments: Mapping[str, str | int | bool | None], most_bytes: float
+    ) -> list[Any]:
         rows: list[Any] = []
         cursor: str | None = None
+        size = counted = 0
         while True:
             answer = await self.call(method, **arguments, limit=self._rows, cursor=cursor)
             rows += _rows(answer, field, f"{self.name}: {method}")
@@ -232,6 +251,11 @@ class Api:
                 return rows
             if after == cursor:
                 raise Retryable(f"{self.name}: {method} returned the same cursor twice")
+            if most_bytes < math.inf:
+                size += await asyncio.to_thread(size_of, rows[counted:], most_bytes)
+                counted = len(rows)
+                if size > most_bytes:
+                    raise TooManyRows(rows[:1])
             cursor = after
 
     async def history(
@@ -251,8 +275,10 @@ class Api:
         return messages, min((str(row["ts"]) for row in messages), key=float)
 
     async def thread(self, channel: str, ts: str) -> list[Object]:
-        """Return a parent and its replies, oldest first, each once."""
-        rows = await self.all_rows("conversations.replies", "messages", channel=channel, ts=ts)
+        """Return a parent and its replies, oldest first, each once. Raises TooManyRows."""
+        rows = await self.all_rows(
+            "conversations.replies", "messages", most_bytes=MAX_THREAD_BYTES, channel=channel, ts=ts
+        )
         messages = {str(row["ts"]): row for row in rows if _is_message(row)}
         return [messages[ts] for ts in sorted(messages, key=float)]
 

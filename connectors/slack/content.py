@@ -465,13 +465,7 @@ def document(
     parts += [f"{author(reply, names)}: {text}" for reply in replies if (text := body(reply, names, texts))]
     content = RECORD_SEPARATOR.join(parts)
     if len(content.encode(errors="replace")) > MAX_CONTENT_BYTES:
-        return Unreadable(
-            external_id=id,
-            code="too_large",
-            acl_tags=(tag(channel.id),),
-            revision=revision(parent, channel),
-            message=f"a thread of {len(parts)} messages is larger than 4 MiB: begin a new thread",
-        )
+        return too_large(parent, channel)
     people: dict[str | int | float | bool, None] = dict.fromkeys(
         author(message, names) for message in (parent, *replies) if message["ts"] == ts or body(message, names)
     )
@@ -493,6 +487,17 @@ def document(
             "participants": list(people)[:MAX_METADATA_NAMES],
             **({"files": [*files[:MAX_METADATA_NAMES]]} if files else {}),
         },
+    )
+
+
+def too_large(parent: Object, channel: ChannelInfo) -> Unreadable:
+    """Return the entry for a thread that is too large for a document."""
+    return Unreadable(
+        external_id=external_id(channel.id, parent["ts"]),
+        code="too_large",
+        acl_tags=(tag(channel.id),),
+        revision=revision(parent, channel),
+        message="the thread is larger than 4 MiB: begin a new thread",
     )
 
 

@@ -25,8 +25,18 @@ from connectors.errors import BadData
 from connectors.set_aside import UNEXPECTED, Failures, SetAside, each, reading_data
 from connectors.slack.access import Channel, Directory, User, channel_group, workspace_group, workspace_tag
 from connectors.slack.archive import Archive, is_complete
-from connectors.slack.client import Absent, Api, Object
-from connectors.slack.content import document, external_id, is_document, last_change, listed, split_id, tag, thread_ts
+from connectors.slack.client import Absent, Api, Object, TooManyRows
+from connectors.slack.content import (
+    document,
+    external_id,
+    is_document,
+    last_change,
+    listed,
+    split_id,
+    tag,
+    thread_ts,
+    too_large,
+)
 from connectors.slack.files import Files
 from connectors.slack.options import SlackOptions
 from connectors.source import (
@@ -395,7 +405,13 @@ class Reader:
         """Read one thread. ``parent`` is the message from a history that was just read; its replies are requested only
         if there are any. Raises Absent."""
         without_replies = parent is not None and not parent.get("reply_count") and not parent.get("thread_ts")
-        messages = [parent] if without_replies and parent is not None else await self._api.thread(channel.id, ts)
+        try:
+            messages = [parent] if without_replies and parent is not None else await self._api.thread(channel.id, ts)
+        except TooManyRows as error:
+            entry = await self._convert(channel, error.first, ts)
+            if isinstance(entry, Document):
+                return too_large(error.first[0], await self._directory.channel_info(channel))
+            return entry
         return await self._convert(channel, messages, ts)
 
     async def _convert(self, channel: Channel, messages: Sequence[Mapping[str, Any]], ts: str) -> Entry:
@@ -408,9 +424,9 @@ class Reader:
                 document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
             )
             names = await self._directory.names()
-            entry = convert(names)
+            entry = await asyncio.to_thread(convert, names)
             if names.missing and await self._directory.load_users(names.missing):
-                entry = convert(await self._directory.names())
+                entry = await asyncio.to_thread(convert, await self._directory.names())
             if isinstance(entry, Document) and not is_complete:
                 return replace(entry, revision=f"{entry.revision}:incomplete")
             return entry

@@ -39,6 +39,23 @@ def ops(desk: Desk, ann: str, ben: str) -> str:
     return desk.workspace.channel("ops", ann, ben)
 
 
+async def test_a_thread_that_takes_too_much_memory_is_not_read_to_its_end(
+    desk: Desk, ann: str, ops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replies were read before their text was found to be too long: a hundred thousand of a bot are 4 GB."""
+    ts = desk.workspace.post(ops, ann, "How do we rotate the keys?")
+    for _ in range(40):
+        desk.workspace.post(ops, ann, "Word " * 100, thread=ts)
+    source = desk.slack()
+    monkeypatch.setattr(source._api, "_rows", 5)
+    entry = await one(source, f"{ops}:{ts}")
+    assert isinstance(entry, Document)
+    monkeypatch.setattr("connectors.slack.client.MAX_THREAD_BYTES", 20_000)
+    again = await one(source, f"{ops}:{ts}")
+    assert isinstance(again, Unreadable)
+    assert (again.code, again.acl_tags, again.revision) == ("too_large", entry.acl_tags, entry.revision)
+
+
 async def test_a_thread_is_one_document_with_each_message_as_a_part(desk: Desk, ann: str, ben: str, ops: str) -> None:
     w = desk.workspace
     ts = w.post(ops, ann, "How do we rotate the keys?\nThe staging ones.")
