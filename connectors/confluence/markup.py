@@ -343,7 +343,7 @@ class Room:
     cells: int = MAX_CELLS
     characters: int = MAX_REPEATED_CHARACTERS
     tags: int = MAX_TAGS
-    """Of ``html`` macros, whose bodies are texts in the markup of the page."""
+    """Tags in ``html`` macros, whose bodies are texts in the markup of the page."""
 
 
 @dataclass(frozen=True, slots=True)

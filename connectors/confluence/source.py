@@ -483,10 +483,10 @@ class Confluence:
 
     async def _read_names(self, people: Collection[str]) -> None:
         for batch in batched(sorted(id_ for id_ in people if id_ not in self._names.known), PEOPLE_AT_ONCE):
-            if asked := [id_ for id_ in batch if self._strangers.may_be_known(id_)]:
-                found = await self._site.people(asked)
-                self._names.add(found)
-                self._strangers.add(id_ for id_ in asked if id_ not in found)
+            if requested := [id_ for id_ in batch if self._strangers.may_be_known(id_)]:
+                known = await self._site.people(requested)
+                self._names.add(known)
+                self._strangers.add(id_ for id_ in requested if id_ not in known)
 
     async def _entry(self, item: Content, gate: asyncio.Semaphore) -> Entry:
         async with gate:

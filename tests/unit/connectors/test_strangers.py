@@ -16,7 +16,7 @@ from connectors.slack.options import SlackOptions
 from connectors.strangers import Strangers
 
 
-def test_so_many_unknown_ids_are_asked_for_in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_unknown_ids_are_requested_in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: now))
     unknown = Strangers(2)

@@ -61,19 +61,19 @@ async def test_invented_mentions_do_not_keep_it_from_all_other_requests(
     for them while nothing else had its turn."""
     invented = "".join(f'<ri:user ri:{_user_key(one)}="nobody{number}"/>' for number in range(50))
     page = one.page("Runbook", f'<ri:user ri:{_user_key(one)}="{one.ann.account_id}"/>{invented}')
-    asked: list[str] = []
+    requested: list[str] = []
     threads: set[int] = set()
     people, users = one.source._site.people, content.users
 
-    async def asking(ids: Sequence[str], **more: Any) -> Mapping[str, Person]:
-        asked.extend(ids)
+    async def noted_people(ids: Sequence[str], **more: Any) -> Mapping[str, Person]:
+        requested.extend(ids)
         return await people(ids, **more)
 
     def noted(text: str) -> set[str]:
         threads.add(get_ident())
         return users(text)
 
-    monkeypatch.setattr(one.source._site, "people", asking)
+    monkeypatch.setattr(one.source._site, "people", noted_people)
     monkeypatch.setattr(one.source, "_strangers", Strangers(5))
     monkeypatch.setattr("connectors.confluence.source.PEOPLE_AT_ONCE", 2)
     monkeypatch.setattr(content, "users", noted)
@@ -81,7 +81,7 @@ async def test_invented_mentions_do_not_keep_it_from_all_other_requests(
         [entry] = await one.source.fetch([page.id])
         assert isinstance(entry, Document)
         assert entry.content.startswith("@Ann")
-    assert len(asked) < 10
+    assert len(requested) < 10
     assert threads
     assert get_ident() not in threads
 

@@ -462,7 +462,7 @@ async def test_a_folder_of_s3_is_listed_with_one_request_for_each_page(tmp_path:
 
 
 async def test_objects_that_their_writer_has_encrypted_stop_no_other(tmp_path: Path) -> None:
-    """Whoever could write one stopped the reading of the store, and so its revocations: S3 refuses to describe it."""
+    """S3 refuses to describe such an object: whoever could write one stopped the store, and so its revocations."""
     fake = FakeS3(encrypted={"docs/a/secret.md", "docs/b/.penstock.toml"})
     for name in ("a/open.md", "a/secret.md", "b/.penstock.toml", "b/closed.md"):
         fake.put(f"docs/{name}", b"Some text.")
