@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -256,7 +256,7 @@ class Reader:
                 await require_alive(self._api)
                 self._set_aside.add("listing", f"channel {channel.id}", error)
                 return
-            documents, failed = each(messages, self._document_in, _ts)
+            documents, failed = await asyncio.to_thread(each, messages, self._document_in, _ts)
             for ts, reason in failed.items():
                 self._set_aside.add("listing", f"thread {external_id(channel.id, ts)}", reason)
             entries = [
@@ -350,19 +350,9 @@ class Reader:
             messages, latest = await self._api.history(
                 channel.id, limit=self._options.rows_per_request, latest=latest, oldest=f"{oldest:.6f}"
             )
-            for message in messages:
-                try:
-                    with reading_data():
-                        if thread_ts(message) != message["ts"] and float(message["ts"]) >= since:
-                            changed.add(thread_ts(message))  # a reply that was also sent to the channel
-                        elif self._is_document(message):
-                            parents.add(message["ts"])
-                            if last_change(message) >= since:
-                                changed.add(message["ts"])
-                except BadData:
-                    if float(message["ts"]) >= since:  # whether an older one has changed is found by sweeps
-                        parents.add(message["ts"])
-                        changed.add(message["ts"])
+            begun, touched = await asyncio.to_thread(self._changed_in, messages, since)
+            parents |= begun
+            changed |= touched
             if latest is None:
                 break
         changed |= {ts for ts in seen if ts not in parents}
@@ -432,7 +422,27 @@ class Reader:
             return entry
 
     def _is_document(self, message: Object) -> bool:
+        """Whether a message begins a document. Blocks: those of a page of bots may be 32 MB of mentions."""
         return is_document(message, min_characters=self._options.min_characters)
+
+    def _changed_in(self, messages: Iterable[Object], since: float) -> tuple[set[str], set[str]]:
+        """Return the messages that begin documents, and the beginnings of those that have changed since then. Blocks, as
+        ``_is_document``."""
+        parents, changed = set[str](), set[str]()
+        for message in messages:
+            try:
+                with reading_data():
+                    if thread_ts(message) != message["ts"] and float(message["ts"]) >= since:
+                        changed.add(thread_ts(message))  # a reply that was also sent to the channel
+                    elif self._is_document(message):
+                        parents.add(message["ts"])
+                        if last_change(message) >= since:
+                            changed.add(message["ts"])
+            except BadData:
+                if float(message["ts"]) >= since:  # whether an older one has changed is found by sweeps
+                    parents.add(message["ts"])
+                    changed.add(message["ts"])
+        return parents, changed
 
     def _document_in(self, message: Object) -> Object | None:
         """Return a message that begins a document; None: it does not."""
@@ -526,7 +536,7 @@ class Lister:
 
         while True:
             messages, latest = await self._api.history(channel.id, limit=self._options.rows_per_request, latest=latest)
-            entries, failed = each(messages, entry, _ts)
+            entries, failed = await asyncio.to_thread(each, messages, entry, _ts)
             yield [
                 *(made for made in entries if made is not None),
                 *(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 
-from connectors.slack import Slack
-from connectors.slack.client import Absent
+from connectors.slack import Slack, content, reading
+from connectors.slack.client import Absent, Object
+from connectors.slack.content import is_document
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.support.connectors.reading import changed, everything, listing, one
@@ -37,6 +39,30 @@ def ben(desk: Desk) -> str:
 @pytest.fixture
 def ops(desk: Desk, ann: str, ben: str) -> str:
     return desk.workspace.channel("ops", ann, ben)
+
+
+async def test_messages_are_looked_into_in_threads(
+    desk: Desk, ann: str, ops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of 32 MB of mentions kept all connectors from their turns for ten seconds, at each listing and poll."""
+    threads: set[int] = set()
+
+    def noted(message: Object, **more: int) -> bool:
+        threads.add(get_ident())
+        return is_document(message, **more)
+
+    monkeypatch.setattr(reading, "is_document", noted)
+    monkeypatch.setattr(content, "is_document", noted)
+    desk.workspace.post(ops, ann, "How do we rotate the keys?")
+    source = desk.slack()
+    cursor = await source.start()
+    ts = desk.workspace.post(ops, ann, "Where are they?")
+    assert len(await everything(source)) == 2
+    assert len(await listing(source)) == 2
+    changes, _ = await changed(source, cursor)
+    assert f"{ops}:{ts}" in changes
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_a_thread_that_takes_too_much_memory_is_not_read_to_its_end(
