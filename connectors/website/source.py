@@ -46,6 +46,8 @@ MAX_CANONICAL_HOPS = 10
 _SLASHES = re.compile("/{2,}")
 FEED_PAGES = "feed-pages"
 """Name in the source's memory: the pages that feeds have named."""
+FEED_PAGE_CHARACTERS = 200
+"""For each page that a site may have: the addresses that feeds have named are stored as a whole after each new one."""
 
 
 @dataclass(slots=True)
@@ -200,6 +202,8 @@ class Website(SmallSource):
         pages = {url: moment for url, moment in pages.items() if url not in of_sitemaps}
         if len(pages) + len(of_sitemaps) > self.options.max_pages:
             raise Misconfigured(f"the feeds have named more than {self.options.max_pages:,} pages: raise max_pages")
+        if sum(map(len, pages)) > FEED_PAGE_CHARACTERS * self.options.max_pages:
+            raise Misconfigured("the addresses that the feeds have named are too long: raise max_pages")
         if sorted(pages) != sorted(remembered):
             await self.context.memory.put(FEED_PAGES, sorted(pages))
         return pages

@@ -344,6 +344,16 @@ async def test_what_is_known_of_the_pages_of_a_listing_is_remembered_while_it_fa
     assert ("/b", 304) in desk.requested()
 
 
+async def test_feeds_of_very_long_addresses_are_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50,000 of them are 100 MB, which were written to Postgres as a whole after each sweep that found a new one."""
+    monkeypatch.setattr("connectors.website.source.FEED_PAGE_CHARACTERS", 100)
+    items = "".join(f"<item><link>{desk.page(f'/{letter * 90}')}</link></item>" for letter in "ab")
+    desk.site.pages["/feed.xml"] = f"<rss><channel>{items}</channel></rss>".encode()
+    with pytest.raises(Misconfigured, match="too long"):
+        await entries(desk.source(feeds=["/feed.xml"], max_pages=2))
+    assert len(await entries(desk.source(feeds=["/feed.xml"], max_pages=3))) == 2
+
+
 async def test_pages_of_a_feed_that_are_gone_are_forgotten_at_once(desk: Desk) -> None:
     """Each of 50,000 pages that answered 404 had the addresses of all others read and written."""
     items = "".join(f"<item><link>{desk.site.base}/{number}</link></item>" for number in range(5))
