@@ -166,6 +166,7 @@ class Objects(SmallSource):
                 return Gone(external_id)
             return await self._document(stored, policy)
         except NotReadable as error:
+            await self.blocking(self._store.check)  # raises where the store is the reason
             return Unreadable(
                 external_id=external_id,
                 code="unavailable",
@@ -184,15 +185,12 @@ class Objects(SmallSource):
             )
 
     async def _of_one(self, path: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of the store that concerns one object. Raises NotReadable where the store answers, and this
-        object is the reason that the function fails: others are read."""
+        """Call a function of the store that concerns one object. Raises NotReadable also where the store answers, and
+        this object is the reason that the function fails: others are read."""
         try:
             result = await self.blocking(function, *args, **kwargs)
-        except NotReadable:
-            await self.blocking(self._store.check)  # raises where the store is the reason
-            raise
         except Retryable as error:
-            await self.blocking(self._store.check)
+            await self.blocking(self._store.check)  # raises where the store is the reason
             self._failures.succeed()
             if not self._failures.fail(path, error):
                 raise
