@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from connectors.atlassian import Person
 from connectors.confluence import content
-from connectors.confluence.model import Person
+from connectors.confluence.markup import users
 from connectors.fakes.confluence import Flavour
 from connectors.source import Document, Gone, Listed, Unreadable
 from connectors.strangers import Strangers
@@ -63,7 +64,7 @@ async def test_invented_mentions_do_not_keep_it_from_all_other_requests(
     page = one.page("Runbook", f'<ri:user ri:{_user_key(one)}="{one.ann.account_id}"/>{invented}')
     requested: list[str] = []
     threads: set[int] = set()
-    people, users = one.source._site.people, content.users
+    people = one.source._site.people
 
     async def noted_people(ids: Sequence[str], **more: Any) -> Mapping[str, Person]:
         requested.extend(ids)
