@@ -426,8 +426,8 @@ class Reader:
         return is_document(message, min_characters=self._options.min_characters)
 
     def _changed_in(self, messages: Iterable[Object], since: float) -> tuple[set[str], set[str]]:
-        """Return the messages that begin documents, and the beginnings of those that have changed since then. Blocks, as
-        ``_is_document``."""
+        """Return the messages that begin documents, and the beginnings of those that have changed since then.
+        Blocks, as ``_is_document`` does."""
         parents, changed = set[str](), set[str]()
         for message in messages:
             try:
