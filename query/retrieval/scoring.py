@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from heapq import heapify, heappop, heappush
 from math import log
 from typing import Any
 from uuid import UUID
@@ -115,24 +116,42 @@ def sloppy_frequency(terms: Sequence[str], positions: Positions, slop: int = PHR
         """Where the phrase would begin, by its n-th word."""
         return places[n][at[n]] - n
 
+    waiting = [(shifted(n), n) for n in range(len(terms))]
+    """Where the phrase would begin, by each of its words. Words only move on: of the values of a word, the others than
+    its present one are smaller, and are dropped when they come first."""
+    heapify(waiting)
+    last = max(waiting)[0]
+
+    def earliest() -> tuple[int, int]:
+        while waiting[0][0] != shifted(waiting[0][1]):
+            heappop(waiting)
+        return waiting[0]
+
     def move(n: int) -> bool:
         """Move the n-th word to its next place, and words of the same text on from a place that is taken. False: there
         is none."""
+        nonlocal last
+        moved = {n}
         at[n] += 1
         while at[n] < len(places[n]):
             taken = next((m for m in repeats[n] if at[m] == at[n]), None)
             if taken is None:
+                for m in moved:
+                    heappush(waiting, (shifted(m), m))
+                    last = max(last, shifted(m))
                 return True
             n = min(n, taken, key=lambda word: (shifted(word), word))
+            moved.add(n)
             at[n] += 1
         return False
 
     total = 0.0
     while True:
-        first = min(range(len(terms)), key=lambda n: (shifted(n), n))
-        end = max(map(shifted, range(len(terms))))
-        following = min(shifted(n) for n in range(len(terms)) if n != first)
-        length = end - shifted(first)
+        start, first = earliest()
+        end = last
+        heappop(waiting)
+        following, _ = earliest()
+        length = end - start
         # The first word moves on as long as it stays before the next one: a shorter match may follow.
         while has_next := move(first):
             if shifted(first) > following:
@@ -173,6 +192,7 @@ class KeywordQuery:
 
     words: Sequence[tuple[str, Analysed]]
     """For each prefix of field names, the words that are looked up in its fields."""
+    phrase: Analysed
     added: Sequence[tuple[float, Sequence[str], Analysed]]
     """Further words: weight, the fields that they are looked up in (the best one counts), and the word."""
     parts: frozenset[str]
@@ -186,7 +206,7 @@ class KeywordQuery:
         own = sum(_combined(entry, prefix, query, new) for prefix, query in self.words)
         if own > 0:
             matches = True
-            total += own + PHRASE_BOOST * _phrase(entry, self.words[0][1], new)
+            total += own + PHRASE_BOOST * _phrase(entry, self.phrase, new)
         for weight, fields, query in self.added:
             best = max(_plain(entry, name, query, new) for name in fields)
             matches = matches or best > 0
@@ -293,15 +313,17 @@ async def keyword_query(
     for language in languages:
         prefixes[f"analysed.{language}."] = keywords.of_language(matched, language, len(languages))
     fields = ["text", *(f"analysed.{language}.text" for language in languages)]
-    documents = [_within(prefix, dict.fromkeys(WEIGHTS, part)) for prefix, part in prefixes.items()]
+    documents: list[Mapping[str, Any]] = [{"text": keywords.phrase(matched)}]
+    documents += [_within(prefix, dict.fromkeys(WEIGHTS, part)) for prefix, part in prefixes.items()]
     for word in more or {}:
         merged: dict[str, Any] = {"text": word}
         for language in languages:
             merged |= {"analysed": merged.get("analysed", {}) | {language: {"text": word}}}
         documents.append(merged)
-    analysed = await _term_vectors(es, generation, documents, statistics=True)
+    phrase, *analysed = await _term_vectors(es, generation, documents, statistics=True)
     return KeywordQuery(
         list(zip(prefixes, analysed, strict=False)),
+        phrase,
         [(weight, fields, of) for weight, of in zip((more or {}).values(), analysed[len(prefixes) :], strict=True)],
         frozenset(keywords.parts_of(words)),
         identifiers(text)[:MAX_IDENTIFIERS],

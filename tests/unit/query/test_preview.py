@@ -134,7 +134,7 @@ def keywords(text: str) -> KeywordQuery:
     positions = {word: [n] for n, word in enumerate(text.split())}
     statistics = dict.fromkeys(("text", "text.exact"), FieldStatistics(10, 100))
     query = Analysed({"text": positions, "text.exact": positions}, statistics)
-    return KeywordQuery([("", query)], [], frozenset(), [])
+    return KeywordQuery([("", query)], query, [], frozenset(), [])
 
 
 def test_all_entries_of_an_edit_count_in_the_statistics() -> None:

@@ -12,7 +12,7 @@ from pipeline.runtime.tasks import time_limit
 from query.access.callers import Readable
 from query.embedding.embedders import QueryEmbedder
 from query.model import SearchResults, Step, as_json
-from query.retrieval.keywords import MAX_QUERY_WORDS, TERMS_A_CLAUSE, build, clauses
+from query.retrieval.keywords import MAX_QUERY_WORDS, MAX_REPEATS, TERMS_A_CLAUSE, build, clauses, phrase
 from query.retrieval.steps import Steps
 
 READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
@@ -125,3 +125,15 @@ def test_a_snippet_shows_the_part_with_most_of_the_query_words() -> None:
 @pytest.mark.parametrize("text", ["x" * 5000, "", "日本語" * 1000, " " * 5000])
 def test_a_snippet_of_any_passage_is_limited_in_length(text: str) -> None:
     assert len(snippet(text, "日本語 x")) <= SNIPPET_CHARACTERS + 70
+
+
+@pytest.mark.parametrize("term", ["go ", "😀", "漢", "ก", "a①", "a،", "a.", "a\U00017000", "A a "])
+def test_a_phrase_repeats_no_term_very_often(term: str) -> None:
+    """A phrase of 1,500 equal terms kept a thread of Elasticsearch busy for as long as a text was made for it."""
+    query = clauses(term * 1_500)["should"]["match_phrase"]["text.exact"]["query"]
+    assert query.lower().count(term[0].lower()) == MAX_REPEATS
+
+
+def test_the_phrase_of_a_question_is_its_text() -> None:
+    question = "Don't 10.0.0.1, src/app/main.py, 釧路湿原国立公園, नमस्ते दुनिया? " + "it's that, isn't it? " * 3
+    assert phrase(question) == question

@@ -21,6 +21,7 @@ OTHERS = (
     "Wie lange werden die Protokolle in der Datei config.yaml aufbewahrt?",
     "ERR_CONN_RESET in src/app/main.py",
     "Donaudampfschiff",
+    "the loop body is executed " * 12,
 )
 GERMAN = """# Aufbewahrung
 
