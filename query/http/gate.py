@@ -175,6 +175,8 @@ class Gate:
         headers = Headers(scope=scope)
         if self._hosts and scope["path"] not in PROBES and host_name(headers) not in self._hosts:
             raise Problem("bad-request", "unknown host name in the Host header")
+        if "\n" in scope["path"]:  # "/mcp\n" is a path of the route /mcp, and none that is guarded
+            raise Problem("not-found", "no such path")
         if not _is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return

@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any, cast
+from uuid import uuid4
 
+import httpx
+import pytest
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from query.auth.identity import Identity
 from query.http.gate import MAX_TENANT_BODIES_BYTES, Gate
@@ -67,16 +74,38 @@ class PausedRequest:
         self.answer.append(message)
 
 
-async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory() -> None:
-    settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
-    gate = Gate(
-        _app,
+def gate_of(app: ASGIApp, settings: ServeSettings, metrics: QueryMetrics) -> Gate:
+    return Gate(
+        app,
         authenticator=cast(Any, Authenticator()),
         limits=Limits(settings, metrics),
         meter=cast(Any, Meter()),
         metrics=metrics,
         settings=settings,
     )
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/v1/search", "/v1/answers", f"/v1/standing/{uuid4()}/answer", "/metrics"])
+async def test_a_path_that_ends_with_a_newline_reaches_no_route(path: str) -> None:
+    """A route matches it too: the tools were listed without a token, and answers took no place and no budget."""
+    reached: list[str] = []
+
+    async def reach(request: Request) -> Response:
+        reached.append(request.scope["path"])
+        return Response()
+
+    app = Starlette(routes=[Route(path, reach, methods=["POST"])])
+    transport = httpx.ASGITransport(gate_of(app, ServeSettings(), QueryMetrics()))
+    who = {"x-tenant": "acme", "x-principal": "ann"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://query") as client:
+        assert (await client.post(path, headers=who)).status_code == 200
+        assert (await client.post(f"{path}%0A", headers=who)).status_code == 404
+    assert reached == [path]
+
+
+async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory() -> None:
+    settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
+    gate = gate_of(_app, settings, metrics)
     most = MAX_TENANT_BODIES_BYTES // MEGABYTE
     slow = [PausedRequest(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
     await asyncio.sleep(0.1)
