@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 from collections import Counter as Counts
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -58,6 +58,9 @@ LINGER_SECONDS = 2.0
 LINGER_BYTES = 1024 * 1024
 """The bytes of a refused body that are still read and discarded: a client whose connection is reset while it sends
 never reads the response."""
+MAX_UNREAD_BYTES, MAX_UNREAD_BYTES_PER_ADDRESS = 128 * 1024 * 1024, 64 * 1024 * 1024
+"""The memory for what clients have not read yet of their responses. Each may take its time, as long as these are not
+exceeded: then the response that began first is cut off, of all those of the address that has most."""
 RETRY_SECONDS = 2
 ENDED = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined] # it is documented
 """A client's states after its request: the second, if that proposed another protocol (``Upgrade``, CONNECT)."""
@@ -231,6 +234,8 @@ class _Door:
         self.turns = _Turns()
         self._reserved: dict[str, dict[_Connection, None]] = {}
         """Reserved connections by address, the oldest first."""
+        self._unread: dict[_Connection, None] = {}
+        """Connections whose responses wait for their clients, the oldest first."""
         self._refused, self._name = metrics.refused, name
         self._proxies = [ip_network(network) for network in bounds.trusted_proxies]
         self.open = metrics.connections.labels(port=name)
@@ -258,12 +263,38 @@ class _Door:
         if not mine:
             self._reserved.pop(address, None)
 
+    def hold(self, connection: _Connection) -> None:
+        """Note that a response waits for its client, and cut off the oldest ones if too many bytes do."""
+        self._unread[connection] = None
+        by_share: dict[str | None, list[_Connection]] = {}
+        for waiting in self._unread:
+            by_share.setdefault(waiting.share, []).append(waiting)
+        if connection.share is not None:
+            self._cut_off(by_share[connection.share], MAX_UNREAD_BYTES_PER_ADDRESS)
+        fullest = max(by_share.values(), key=_unread)
+        others = sum(_unread(waiting) for waiting in by_share.values() if waiting is not fullest)
+        self._cut_off(fullest, MAX_UNREAD_BYTES - others)
+
+    def release(self, connection: _Connection) -> None:
+        self._unread.pop(connection, None)
+
+    def _cut_off(self, waiting: list[_Connection], most: int) -> None:
+        """waiting: those of one address, the oldest first. The last one stays in any case."""
+        while len(waiting) > 1 and _unread(waiting) > most:
+            oldest = waiting.pop(0)
+            self.release(oldest)
+            oldest.cut_off()
+
     def refused(self, reason: PortRefusal) -> None:
         self._refused.labels(port=self._name, reason=reason).inc()
 
     def patience(self, size: int) -> float:
         """Seconds in which so many bytes must arrive or be read."""
         return self.bounds.body_seconds + size / self.bounds.bytes_per_second
+
+
+def _unread(connections: Iterable[_Connection]) -> int:
+    return sum(connection.unread for connection in connections)
 
 
 class _Connection(H11Protocol):
@@ -273,7 +304,8 @@ class _Connection(H11Protocol):
     def __init__(self, door: _Door, **server: Any) -> None:
         super().__init__(**server)
         self._door = door
-        self._share: str | None = None
+        self.share: str | None = None
+        """The key of its address; None: it has no limit of its own."""
         self._is_inside = False
         self._timers: dict[Literal["head", "reader", "linger"], asyncio.TimerHandle] = {}
         self._head_bytes = self._frame_bytes = self._body_bytes = 0
@@ -289,11 +321,11 @@ class _Connection(H11Protocol):
         cast(Any, transport).max_size = READ_BYTES  # asyncio reads 256 KiB
         super().connection_made(cast(asyncio.Transport, _Polite(transport, self)))
         door.open.inc()
-        self._share = door.share_of(self.client[0] if self.client else "")
-        lacking = door.connections.lacks(self._share)
+        self.share = door.share_of(self.client[0] if self.client else "")
+        lacking = door.connections.lacks(self.share)
         if lacking is None:
             self._is_inside = True
-            door.connections.take(self._share)
+            door.connections.take(self.share)
             self._limit("head", door.bounds.head_seconds, self._late)
             return
         door.refused(lacking)
@@ -349,21 +381,24 @@ class _Connection(H11Protocol):
             timer.cancel()
         self._timers.clear()
         self._held = b""
-        self._door.turns.leave(self, self._share)
+        self._door.turns.leave(self, self.share)
+        self._door.release(self)
         self._leave_reserve()
         self._door.open.dec()
         if self._is_inside:
             self._is_inside = False
-            self._door.connections.give(self._share)
+            self._door.connections.give(self.share)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_reader()
+        self._door.hold(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unlimit("reader")
+        self._door.release(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -379,7 +414,7 @@ class _Connection(H11Protocol):
         self._unset_keepalive_if_required()  # with bytes that wait, it is not idle
         if self._waits_for_turn:
             return
-        if self._door.turns.take(self, self._share):
+        if self._door.turns.take(self, self.share):
             self.take_turn()
         else:
             self._waits_for_turn = True
@@ -491,13 +526,19 @@ class _Connection(H11Protocol):
         self._watch_reader()
 
     def _watch_reader(self) -> None:
-        if waiting := self._real.get_write_buffer_size():
-            self._limit("reader", self._door.patience(waiting), self._unread)
+        if waiting := self.unread:
+            self._limit("reader", self._door.patience(waiting), self.cut_off)
         else:
             self._unlimit("reader")
 
-    def _unread(self) -> None:
-        if self._real.get_write_buffer_size():
+    @property
+    def unread(self) -> int:
+        """The bytes of its response that wait for the client."""
+        return self._real.get_write_buffer_size()
+
+    def cut_off(self) -> None:
+        """End a response that the client does not read fast enough."""
+        if self.unread:
             self._door.refused("slow_reader")
             self._real.abort()
 

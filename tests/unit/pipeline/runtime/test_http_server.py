@@ -258,6 +258,33 @@ async def test_a_client_that_does_not_read_a_large_response_is_disconnected() ->
         writer.transport.abort()
 
 
+async def test_responses_that_slow_clients_do_not_read_take_a_bounded_amount_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that reads a few bytes now and then has 17 minutes for 4 MB: 128 connections held a gigabyte."""
+    monkeypatch.setattr(http_server, "MAX_UNREAD_BYTES_PER_ADDRESS", 40_000_000)  # room for one of 30 MB
+    opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def begin(address: str) -> None:
+        asks = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        reader, writer = await port.connect(asks, address=address)
+        opened.append((reader, writer))
+        await reader.readexactly(1)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+    async with site() as port:
+        for _ in range(4):
+            await begin("127.0.0.1")
+        await port.until(lambda: port.refused("slow_reader") == 3)
+        await begin("127.0.0.2")
+        await port.until(lambda: port.open == 2)
+        newest, _ = opened[3]
+        newest._transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await read_to_end(newest)) > 29_000_000
+        for _, writer in opened:
+            writer.transport.abort()
+
+
 async def test_an_idle_connection_is_closed() -> None:
     async with site() as port:
         reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
