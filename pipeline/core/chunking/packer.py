@@ -98,7 +98,11 @@ class _Packing:
         """The repeated part of every prefix, and its tokens: as many of the innermost spans as fit a third of a
         chunk."""
         spans = list({span: None for block in self.blocks for span in block.prefix})
-        counts = dict(zip(spans, self.count_tokens([self.text[a:b] for a, b in spans]), strict=True)) if spans else {}
+        tokens_of = self.count_tokens([self.text[a:b] for a, b in spans]) if spans else []
+        counts = {
+            (a, b): max(tokens, (b - a) // MAX_CHARACTERS_PER_TOKEN)
+            for (a, b), tokens in zip(spans, tokens_of, strict=True)
+        }
         repeated: dict[tuple[Span, ...], tuple[tuple[Span, ...], int]] = {}
         for block in self.blocks:
             if block.prefix and block.prefix not in repeated:
@@ -200,6 +204,9 @@ def _trimmed(text: str, start: int, end: int) -> Span:
 
 _CHARS_PER_TOKEN = 5
 """More than prose has on average: only a first guess, the tokens are counted afterwards."""
+MAX_CHARACTERS_PER_TOKEN = 100
+"""A text counts as a token for each so many characters at least. Word pieces have none for blanks and for characters
+that are not assigned, so that a chunk had megabytes, and the header of a table megabytes in each of its chunks."""
 SLACK = 2
 """Tokens kept free in every chunk for what trimming white space at its ends may change."""
 
@@ -256,7 +263,19 @@ def measure(text: str, blocks: Sequence[Block], sizes: Sizes, count_tokens: Coun
     units = Units(starts, ranks, owners, tokens)
     while replaced := _too_large(text, blocks, units, sizes):
         units = _replace(text, units, replaced, count_tokens)
+    units.tokens = _with_blanks(units)
     return units
+
+
+def _with_blanks(units: Units) -> list[int]:
+    """The tokens of the units, and one more for each MAX_CHARACTERS_PER_TOKEN characters that the tokens of this unit
+    and those before it do not account for."""
+    tokens, left = list[int](), 0
+    for (start, end), count in zip(pairwise(units.starts), units.tokens, strict=True):
+        left = max(0, left + end - start - count * MAX_CHARACTERS_PER_TOKEN)
+        tokens.append(count + left // MAX_CHARACTERS_PER_TOKEN)
+        left %= MAX_CHARACTERS_PER_TOKEN
+    return tokens
 
 
 def _lines(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:

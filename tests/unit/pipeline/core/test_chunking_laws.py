@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.chunking import PARSERS, check, chunk
 from pipeline.core.chunking.code import GRAMMARS
+from pipeline.core.chunking.packer import MAX_CHARACTERS_PER_TOKEN
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import Chunk, ChunkParams
 from pipeline.core.normalise import normalise
@@ -238,6 +239,31 @@ def test_memory_grows_linearly_with_the_text(media_type: str) -> None:
 
 
 @pytest.mark.heavy
+def count_words(texts: Sequence[str]) -> list[int]:
+    """As word pieces: blanks have no token."""
+    return [len(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/csv", "application/json"])
+@pytest.mark.parametrize("blanks", [" " * 3_000, "\n" * 3_000, "\u3000" * 3_000])
+def test_a_chunk_has_a_bounded_length_whatever_has_no_tokens(media_type: str, blanks: str) -> None:
+    """A document of 4 MiB was one chunk, of which a search holds a hundred in memory."""
+    text = f"word{blanks}" * 50
+    chunks = chunk(text, media_type, params=SMALL, count_tokens=count_words)
+    assert max(len(piece.text) for piece in chunks) <= (SMALL.max_tokens + 1) * MAX_CHARACTERS_PER_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("media_type", "header"), [("text/csv", "a,{},b\n"), ("text/markdown", "| a {} |\n|---|\n"), ("text/plain", "{}")]
+)
+def test_a_header_of_very_many_blanks_is_not_repeated_in_each_chunk(media_type: str, header: str) -> None:
+    """A table of 4 MiB became gigabytes, and the worker that cut it ran out of memory again and again."""
+    rows = "".join(f"| {n} | the value of row {n}, which is a number |\n" for n in range(300))
+    text = header.format(" " * 50_000) + rows
+    chunks = chunk(text, media_type, params=SMALL, count_tokens=count_words)
+    assert sum(len(piece.text) for piece in chunks) < 2 * len(text)
+
+
 def test_chunking_is_the_same_in_every_process() -> None:
     program = (
         "import hashlib, inspect, argparse\n"
