@@ -14,6 +14,7 @@ from charset_normalizer import CharsetMatches, from_bytes
 from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.titles import byline
 from connectors.faults import OF_DATA, place
+from pipeline.core.normalise import MESSAGES_TYPE
 from topics.messages import MAX_CONTENT_BYTES
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with UTF-16's
@@ -291,8 +292,8 @@ def read_text(data: bytes, name: str, media_type: str | None = None) -> Extracte
             raise Unreadable("empty", "is empty")
         declared = (media_type or "").partition(";")[0].strip().lower()
         actual = media_type_of(name, text)
-        if actual == "text/plain" and declared.startswith("text/"):
-            actual = declared
+        if actual == "text/plain" and declared.startswith("text/") and declared != MESSAGES_TYPE:
+            actual = declared  # but not our own, which is made by connectors alone
         stated = byline(text, actual)
     except OF_DATA as error:
         raise Unreadable("crashed", f"made its reader fail ({place(error)})") from error

@@ -27,6 +27,10 @@ LONGEST_WORD = 100
 WORD_PIECE_CHARS = 32
 """Pieces that such a word is broken into. A letter may become three when normalised (Hangul): 3 · 32 ≤ 100."""
 
+COUNTED_AT_ONCE = 10_000
+"""Texts that are read at once. What the tokenizer knows of each takes half a kilobyte, and a long document may be
+counted in a million pieces."""
+
 _LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{LONGEST_WORD + 1},}}")
 
 
@@ -147,8 +151,11 @@ class WordPieces:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(broken, add_special_tokens=False)]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        broken = [_break_long_words(text) for text in texts]
-        return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(broken, add_special_tokens=False)]
+        counts: list[int] = []
+        for at in range(0, len(texts), COUNTED_AT_ONCE):
+            broken = [_break_long_words(text) for text in texts[at : at + COUNTED_AT_ONCE]]
+            counts += map(len, self._tokenizer.encode_batch_fast(broken, add_special_tokens=False))
+        return counts
 
     def cut(self, text: str, limit: int) -> str:
         broken = _break_long_words(text)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pipeline.core.chunking import code, markdown, records, rst
 from pipeline.core.chunking.packer import pack
-from pipeline.core.chunking.prose import paragraphs
+from pipeline.core.chunking.prose import paragraphs, stretches
 from pipeline.core.chunking.units import Block
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import Chunk, ChunkParams, CountTokens
@@ -33,6 +33,9 @@ PARSERS: dict[str, Parse] = {
 }
 """Media type → parser; those of source code are in ``code.GRAMMARS``. Any other type is cut as plain text."""
 
+MAX_LINES = 250_000
+"""A text of more lines is cut where lines end, whatever its type: what parsers hold of each took gigabytes for the two
+million lines that 4 MiB can have."""
 SMALLEST_WINDOW = 16
 """Tokens. A single code point can have four, and a chunk needs room for context."""
 
@@ -53,7 +56,12 @@ def chunk(
     """
     check(params)
     kind = media_type.partition(";")[0].strip().lower()
-    blocks = parse_code(text, kind, params.target) if kind in code.GRAMMARS else PARSERS.get(kind, paragraphs)(text)
+    if text.count("\n") > MAX_LINES:
+        blocks = stretches(text)
+    elif kind in code.GRAMMARS:
+        blocks = parse_code(text, kind, params.target)
+    else:
+        blocks = PARSERS.get(kind, paragraphs)(text)
     return pack(text, blocks, params, count_tokens)
 
 

@@ -41,6 +41,7 @@ _LONGEST_CLUSTER = 512
 """Code points. Longer grapheme clusters do not occur in any language; they are cut like letters."""
 _UNSPACED = "\u2e80"
 """CJK scripts and emoji begin here."""
+STRETCH = 200
 _MANY = 4096
 _THIN = 1 << 29
 """Among more than _MANY places only those with a hash below this are considered: one of eight."""
@@ -49,6 +50,14 @@ _THIN = 1 << 29
 def paragraphs(text: str) -> list[Block]:
     """Plain text: one block, the splitter below knows the rest."""
     return [Block(0, PARAGRAPH)] if text else []
+
+
+def stretches(text: str) -> list[Block]:
+    """A text of very many lines: a block of STRETCH characters or a little more, up to the end of a line."""
+    starts = [0]
+    while 0 < (end := text.find("\n", starts[-1] + STRETCH) + 1) < len(text):
+        starts.append(end)
+    return [Block(start, PARAGRAPH, prose=False) for start in starts]
 
 
 def split(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:

@@ -9,6 +9,9 @@ from pipeline.core.chunking.units import BOUND, DEEPEST, GLUE, HARD, PARAGRAPH, 
 from pipeline.core.normalise import RECORD_SEPARATOR
 
 _DELIMITERS = ",;\t|"
+MAX_SEPARATE_MESSAGES = 10_000
+"""The messages of a text that are chunks of their own; those after them are cut as one. A text of 4 MiB can have two
+million, which took detect a minute and more memory than it has."""
 _SMALLEST_MEMBER = 40
 """Characters of JSON members (numbers, say) that are not worth a boundary each."""
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]|\n')
@@ -91,11 +94,11 @@ def json(text: str) -> list[Block]:
 
 def messages(text: str) -> list[Block]:
     """Messages separated by U+001E, each a chunk of its own (a long one several). The first is the thread's parent: its
-    first line is the heading of those that answer it."""
+    first line is the heading of those that answer it. At most MAX_SEPARATE_MESSAGES are separate."""
     blocks: list[Block] = []
     start = 0
     parent: tuple[str, ...] = ()
-    for index, message in enumerate(text.split(RECORD_SEPARATOR)):
+    for index, message in enumerate(text.split(RECORD_SEPARATOR, MAX_SEPARATE_MESSAGES)):
         if index == 0:
             parent = heading_path([message.strip().partition("\n")[0]])
             blocks.append(Block(0, HARD))

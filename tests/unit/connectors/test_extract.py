@@ -122,6 +122,13 @@ PIECES = (
 )
 
 
+def test_no_file_declares_itself_a_conversation() -> None:
+    """Each of its messages, two million in 4 MiB, would be a chunk of its own."""
+    data = b"Shall we ship? " * 50 + b"\x1ea" * 3
+    assert extract(data, "a", "text/troff").media_type == "text/troff"
+    assert extract(data, "a", "text/x-penstock-messages; charset=utf-8").media_type == "text/plain"
+
+
 @pytest.mark.parametrize("piece", PIECES, ids=range(len(PIECES)))
 def test_a_file_that_declares_any_python_codec_is_read_or_refused_quickly(piece: bytes) -> None:
     """Some of them raise what no caller expects, and one such file kept its source from being read to the end."""

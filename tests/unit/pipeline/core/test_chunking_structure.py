@@ -15,8 +15,10 @@ from collections.abc import Sequence
 import pytest
 import tiktoken
 
+from pipeline.core import chunking
 from pipeline.core.chunking import chunk
 from pipeline.core.chunking.code import parse
+from pipeline.core.chunking.records import MAX_SEPARATE_MESSAGES
 from pipeline.core.model import Chunk, ChunkParams
 from pipeline.core.normalise import normalise
 
@@ -162,6 +164,30 @@ def test_a_long_message_becomes_several_chunks() -> None:
     chunks = cut("Hello.\x1e" + SENTENCES * 200 + "\x1eBye.", "text/x-penstock-messages")
     assert len(chunks) > 4
     assert (chunks[0].text, chunks[-1].text) == ("Hello.", "Bye.")
+
+
+def test_very_many_short_messages_do_not_all_become_chunks() -> None:
+    """A text of 4 MiB had two million chunks, at which the worker that cut it ran out of memory."""
+    chunks = cut("a\x1e" * 3 * MAX_SEPARATE_MESSAGES, "text/x-penstock-messages")
+    assert MAX_SEPARATE_MESSAGES < len(chunks) < 1.2 * MAX_SEPARATE_MESSAGES
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "text/csv", "text/markdown", "application/x-ndjson"])
+def test_a_text_of_very_many_lines_is_not_held_line_by_line(media_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 MiB of lines of one character took 2.8 GB."""
+    text = "a\n\n" * 1_000
+    monkeypatch.setattr(chunking, "MAX_LINES", text.count("\n") - 1)
+    counted = 0
+
+    def count(texts: Sequence[str]) -> list[int]:
+        nonlocal counted
+        counted += len(texts)
+        return [len(text.split()) for text in texts]
+
+    params = ChunkParams(target=200, min_tokens=80, max_tokens=254)
+    chunks = chunk(text, media_type, params=params, count_tokens=count)
+    assert "".join(piece.text for piece in chunks).count("a") == 1_000
+    assert counted < 500, "each line was a piece of its own"
 
 
 PYTHON = '''"""Module: naïve, 中文."""
