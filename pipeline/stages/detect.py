@@ -44,7 +44,7 @@ from pipeline.stages.events import (
 )
 from pipeline.stages.folding import Folded, access_loss, decide, fold_batch, outcome, superseded_upserts
 from pipeline.stages.hints import send_hints
-from pipeline.stages.manifests import Counters, build_manifest
+from pipeline.stages.manifests import Counters, LargeTexts, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.messages import DocumentUpserted
@@ -116,6 +116,7 @@ class Detect:
         self.batch_size = batch_size
         self._grace_seconds = grace_seconds
         self._budget = LiveBudget(live_per_second)
+        self._large = LargeTexts()
         self._deferred: Counter[bytes] = Counter()
         """Documents moved to the backfill topic since the last log line, by source."""
         self._log_deferred_at = -math.inf
@@ -155,7 +156,8 @@ class Detect:
         )
         poison = sorted_batch.poison
         for part in _prompt_first(accepted):
-            arrivals, unusable = await asyncio.to_thread(_normalise, part, spent)
+            async with self._large.place([m.content for m, _ in part if isinstance(m, DocumentUpserted)]):
+                arrivals, unusable = await asyncio.to_thread(_normalise, part, spent)
             if arrivals or urgent:
                 await self._accept([*arrivals, *urgent], spent)
             poison, urgent = [*poison, *unusable], []
@@ -281,7 +283,8 @@ class Detect:
             async with self._pool.connection() as connection:
                 known = await documents.peek(connection, [identity.id for identity in identities])
                 writable = await generations.writable(connection)
-            predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
+            async with self._large.place([arrival.text or "" for arrival in arrivals]):
+                predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
             async with self._pool.connection() as connection, connection.transaction():
                 await generations.keep_unchanged(connection)
                 writable = await generations.writable(connection)

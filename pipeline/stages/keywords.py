@@ -9,6 +9,7 @@ does not get so far, because it died or got no answer, is recorded with the clai
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -40,6 +41,17 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 log = structlog.get_logger()
 
 
+MAX_PLANNED_CHARACTERS = 8 * 2**20
+"""The characters of the chunks that are planned at once, beyond which a batch is written in parts. Their texts and
+entries are in memory, and take five times as much: 64 documents of 4 MiB would take more than a gigabyte, and are cut
+for two minutes, in which the worker does nothing else."""
+
+
+MAX_COMMON_BYTES = 512 * 2**20
+"""The bytes of what all entries of a document repeat, beyond which the document is set aside. 4 MiB of text with a
+thousand tags of 500 characters took 3 GB and more in the index; with a thousand people of usual names 200 MB."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """The desired entries of one document (hashes by chunk), and the operations that lead to them."""
@@ -49,6 +61,8 @@ class _Plan:
     writes: tuple[Write, ...]
     without_vector: frozenset[UUID] = frozenset()
     """The chunks whose entries carry no vector."""
+    refusal: str = ""
+    """Why its entries are not written."""
 
     @property
     def touched(self) -> tuple[UUID, ...]:
@@ -132,7 +146,7 @@ class KeywordSink(FinalStage):
             async with self._pool.connection() as connection:
                 works = await work.load(connection, generation.name, "keywords", ids)
                 works = await self._chunker.complete(connection, generation, works, "keywords")
-                works = await entry_vectors.ready(connection, generation, works)
+                works = _first(await entry_vectors.ready(connection, generation, works))
                 if not works:
                     return None  # all are confirmed or wait for their vectors, or the generation is retired
                 bodies = await work.bodies(connection, [w for w in works if w.chunk_ids])
@@ -182,7 +196,8 @@ class KeywordSink(FinalStage):
             outcomes = dict(zip((w.id for w in writes), done, strict=True))
             await self._keywords.refreshed(generation.keyword_index, patient=patient)
             used("elasticsearch")
-        refused = {
+        refused = {p.work.identity.id: p.refusal for p in plans if p.refusal}
+        refused |= {
             p.work.identity.id: o.reason for p in plans for w in p.writes if (o := outcomes[w.id]).result == "refused"
         }
         for document, reason in refused.items():
@@ -236,6 +251,22 @@ class KeywordSink(FinalStage):
         return {p.work.identity.id for p in reached}
 
 
+def _size(fields: Mapping[str, object]) -> int:
+    return len(json.dumps(fields, ensure_ascii=False).encode())
+
+
+def _first(works: Sequence[Work]) -> list[Work]:
+    """As many of the first documents as are planned at once."""
+    left = MAX_PLANNED_CHARACTERS
+    first: list[Work] = []
+    for w in works:
+        left -= sum(end - start for spans in w.spans.values() for start, end in spans)
+        if first and left < 0:
+            break
+        first.append(w)
+    return first
+
+
 async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan]) -> UUID | None:
     entries = [Entry(p.work.identity.id, w.id, w.version) for p in plans for w in p.writes if w.body is not None]
     return await bulks.record_open(connection, index, entries, check_in_seconds=CHECK_SECONDS) if entries else None
@@ -280,6 +311,9 @@ def _plan(
 ) -> _Plan:
     diff = difference.diff
     writing = set(diff.write)
+    if (size := len(writing) * _size(entry_of.common_fields(w, metadata))) > MAX_COMMON_BYTES:
+        what = f"its tags, title and metadata would take {size // 2**20:,} MiB in {len(writing):,} entries"
+        return _Plan(w, difference.entries, (), refusal=f"{what}: publish it with fewer of them, or in parts")
     writes = [Write(generation.keyword_index, i, w.want_seq, None) for i in diff.delete]
     if writing:
         for chunk, entry in entry_of.entries(w, body, metadata, only=writing):

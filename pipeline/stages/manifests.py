@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from uuid import UUID
 
 from pipeline.core.identity import chunk_ids
@@ -15,6 +16,20 @@ from pipeline.ledger.work import Work
 from pipeline.stores.postgres import Connection
 
 Counters = Callable[[Generation], CountTokens]
+LARGE_CHARACTERS, LARGE_AT_ONCE = 1_000_000, 2
+"""How many texts of so many characters are converted and cut at the same time in one stage. Each takes up to 300 MB
+meanwhile, and those of sixteen lanes take more memory than a worker has."""
+
+
+class LargeTexts:
+    """The places for large texts. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    def place(self, texts: Sequence[str]) -> AbstractAsyncContextManager[object]:
+        """Around work on these texts: it holds a place if one of them is large."""
+        return self._places if any(len(text) > LARGE_CHARACTERS for text in texts) else nullcontext()
 
 
 def build_manifest(
@@ -52,6 +67,7 @@ class Chunker:
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
+        self._large = LargeTexts()
 
     async def complete(
         self, connection: Connection, generation: Generation, works: Sequence[Work], store: Store
@@ -67,9 +83,10 @@ class Chunker:
         for w in stale:
             if w.identity.id in bodies and w.content_hash is not None:
                 text, digest, count = bodies[w.identity.id][0], w.content_hash, self.counters(generation)
-                manifest = await asyncio.to_thread(
-                    build_manifest, w.identity.id, w.title, text, w.media_type, digest, generation, count
-                )
+                async with self._large.place([text]):
+                    manifest = await asyncio.to_thread(
+                        build_manifest, w.identity.id, w.title, text, w.media_type, digest, generation, count
+                    )
                 built.append((w, manifest))
         for w, manifest in built:
             async with connection.transaction():

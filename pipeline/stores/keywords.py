@@ -7,7 +7,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -95,7 +95,7 @@ class Keywords:
         outcomes: dict[int, Outcome] = {}
         patience = _Patience(self._retry_seconds, send_before)
         places = self._patient if patient else nullcontext()
-        for operations in _requests([_operation(n, write) for n, write in enumerate(writes)]):
+        for operations in _requests(_operation(n, write) for n, write in enumerate(writes)):
             await self._send(operations, outcomes, patience, places)
         return [outcomes[n] for n in range(len(writes))]
 
@@ -299,7 +299,7 @@ def _operation(position: int, write: Write) -> _Operation:
     return _Operation(position, write, text.encode())
 
 
-def _requests(operations: Sequence[_Operation]) -> Iterator[list[_Operation]]:
+def _requests(operations: Iterable[_Operation]) -> Iterator[list[_Operation]]:
     """Cut into requests of at most MAX_REQUEST_BYTES and MAX_REQUEST_OPERATIONS; a larger single one goes alone."""
     request: list[_Operation] = []
     size = 0

@@ -22,7 +22,7 @@ from pipeline.core.model import Manifest
 from pipeline.ledger import bulks, documents, work
 from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.documents import Known
-from pipeline.stages import keywords
+from pipeline.stages import keywords, manifests
 from pipeline.stages.announce import Announcer
 from pipeline.stages.detect import _build_manifests, _Chunked
 from pipeline.stages.events import to_arrival
@@ -91,7 +91,7 @@ class Bench:
         names = {"tenant": TENANT, "source": SOURCE, "external_id": NAME, "observed_at": at}
         if kind is DocumentUpserted:
             fields = {"title": "T", "content": "one\n\ntwo", "acl_tags": ["staff"], "version": second, **fields}
-        return kind(**names, **fields)
+        return kind(**(names | fields))
 
     def incoming(self, event: AnyMessage) -> Incoming:
         record = encode(event)
@@ -424,3 +424,57 @@ def test_the_access_digest_differs_for_principals_who_may_read_different_documen
     mine = Readable((1, 2), ("s/a",), ())
     assert access_digest(mine) == access_digest(Readable((2, 1), ("s/a",), ()))
     assert len({access_digest(r) for r in (mine, Readable((1, 3), ("s/a",), ()), Readable((1, 2), ("s/b",), ()))}) == 3
+
+
+def test_a_batch_of_large_documents_is_written_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 documents of 4 MiB took more memory than the worker has."""
+    monkeypatch.setattr(keywords, "MAX_PLANNED_CHARACTERS", 100)
+    names = [f"{NAME}{n}" for n in range(4)]
+    bench.run(
+        bench.detect.handle(
+            [bench.incoming(bench.event(DocumentUpserted, 1, external_id=name, content="word " * 12)) for name in names]
+        )
+    )
+    ids = [document_id(TENANT, SOURCE, name) for name in names]
+    sink = bench.stage("keywords")
+    assert len(bench.run(sink._plan(bench.generation, ids)).plans) == 1
+    bench.run(sink.converge(bench.generation, ids))
+    states = [bench.tables["index_state"][id_, bench.generation.name, "keywords"] for id_ in ids]
+    assert all(state["seq"] == state["want_seq"] for state in states)
+
+
+def test_a_document_whose_entries_would_repeat_very_much_is_set_aside(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MiB of text with a thousand tags of 500 characters took Elasticsearch gigabytes."""
+    monkeypatch.setattr(keywords, "MAX_COMMON_BYTES", 4_000)
+    bench.run(bench.accept(1, content="one", metadata={"label": "x" * 5_000}))
+    sink = bench.stage("keywords")
+    bench.run(sink.converge(bench.generation, [ID]))
+    assert bench.state("keywords")["seq"] < bench.state("keywords")["want_seq"]
+    assert "would take" in bench.state("keywords")["error"]
+    assert not bench.world.index.entries
+    bench.run(bench.accept(2, content="one"))
+    bench.run(sink.converge(bench.generation, [ID]))
+    assert bench.state("keywords")["seq"] == bench.state("keywords")["want_seq"]
+
+
+async def test_few_large_texts_are_cut_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes up to 300 MB meanwhile, and there are sixteen lanes."""
+    monkeypatch.setattr(manifests, "LARGE_CHARACTERS", 10)
+    texts = manifests.LargeTexts()
+    most = cutting = 0
+
+    async def cut(text: str) -> None:
+        nonlocal most, cutting
+        async with texts.place([text]):
+            cutting += 1
+            most = max(most, cutting)
+            await asyncio.sleep(0)
+            cutting -= 1
+
+    await asyncio.gather(*(cut("large " * 10) for _ in range(16)))
+    assert most == manifests.LARGE_AT_ONCE
+    most = 0
+    await asyncio.gather(*(cut("small") for _ in range(16)))
+    assert most == 16
