@@ -273,7 +273,8 @@ def router(intakes: Intakes, tenant_of: Callable[..., Any], on_refused: OnRefuse
         null."""
         intake = api.intake(tenant, source)
         rows = await intake.table.newest(before, limit)
-        next_before = rows[-1].changed if len(rows) == limit else None
+        is_last = len(rows) < limit and not (rows and await intake.table.newest(rows[-1].changed, 1))
+        next_before = None if is_last else rows[-1].changed
         return JSONResponse({"uploads": [render(status) for status in await intake.status(rows)], "next": next_before})
 
     return routes

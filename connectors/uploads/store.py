@@ -103,6 +103,9 @@ _COLUMNS: LiteralString = (
     "id, external_id, version, file_name, media_type, title, sha256, size, acl_tags, required_tags, metadata,"
     " received_at, modified_at, changed, extracting_at, extracted_at, problem_code, problem, deleted_at"
 )
+PAGE_BYTES = 16 * 2**20
+"""The most bytes of tags and metadata of a page of uploads, each of which may have a megabyte."""
+_SIZE: LiteralString = "octet_length(acl_tags::text) + octet_length(required_tags::text) + octet_length(metadata::text)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,19 +263,18 @@ class Table:
         return await self._select("external_id = ANY(%s)", list(external_ids))
 
     async def page(self, after: str, size: int) -> list[Upload]:
-        """Return uploads that are not deleted, by external id."""
-        return await self._select("deleted_at IS NULL AND external_id > %s ORDER BY external_id LIMIT %s", after, size)
+        """Return uploads that are not deleted, by external id: ``size`` or, where their properties are large, fewer;
+        none: there are no more. So do ``newest`` and ``since``."""
+        return await self._page("deleted_at IS NULL AND external_id > %s", "external_id", after, size)
 
     async def newest(self, before: int | None, size: int) -> list[Upload]:
         """Return uploads that are not deleted, the last changed first. before: ``changed`` of the last one of the page
         before."""
-        return await self._select(
-            "deleted_at IS NULL AND changed < %s ORDER BY changed DESC LIMIT %s", before or 2**63 - 1, size
-        )
+        return await self._page("deleted_at IS NULL AND changed < %s", "changed DESC", before or 2**63 - 1, size)
 
     async def since(self, changed: int, size: int) -> list[Upload]:
         """Return uploads that changed later, with deleted ones, in the order of their changes."""
-        return await self._select("changed > %s ORDER BY changed LIMIT %s", changed, size)
+        return await self._page("changed > %s", "changed", changed, size)
 
     async def last_change(self) -> int:
         with translated("uploads"):
@@ -331,14 +333,25 @@ class Table:
             DELETED_RETENTION,
         )
 
-    async def _select(self, where: LiteralString, *parameters: object) -> list[Upload]:
+    async def _page(self, where: LiteralString, order: LiteralString, after: object, size: int) -> list[Upload]:
+        return await self._select(
+            f"{where} ORDER BY {order} LIMIT %s) page) sized WHERE place = 1 OR bytes <= %s ORDER BY {order}",
+            after,
+            size,
+            PAGE_BYTES,
+            start=f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (ORDER BY {order}) AS place, sum({_SIZE})"  # noqa: S608 — callers hand literals
+            f" OVER (ORDER BY {order}) AS bytes FROM (",
+        )
+
+    async def _select(self, where: LiteralString, *parameters: object, start: LiteralString = "") -> list[Upload]:
+        """start: what comes before the statement."""
         with translated("uploads"):
             async with (
                 self.pool.connection() as connection,
                 connection.cursor(row_factory=class_row(Upload)) as cursor,
             ):
                 await cursor.execute(
-                    f"SELECT {_COLUMNS} FROM uploads WHERE tenant = %s AND source = %s AND {where}",  # noqa: S608 — callers hand literals
+                    f"{start}SELECT {_COLUMNS} FROM uploads WHERE tenant = %s AND source = %s AND {where}",  # noqa: S608 — callers hand literals
                     [*self.instance, *parameters],
                 )
                 return await cursor.fetchall()

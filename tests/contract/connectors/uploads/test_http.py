@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from connectors.uploads import store
 from connectors.uploads.intake import sanitise_name
 from pipeline.core.identity import document_id
 from pipeline.core.publication import access, content, deletion, publications_of
@@ -250,6 +251,29 @@ async def test_no_key_reaches_another_tenants_uploads(office: Office) -> None:
         assert (await client.request(method, at, headers={"authorization": "Bearer key-nothing"})).status_code == 403
         assert (await client.request(method, at, headers={"authorization": "Bearer key-nowhere"})).status_code == 404
     assert (await office.status(id_))["state"] == "published"
+
+
+async def test_uploads_with_large_properties_are_listed_a_few_at_a_time(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have a megabyte of tags and metadata: lists of 500 filled the memory of all connectors."""
+    monkeypatch.setattr(store, "PAGE_BYTES", 5_000)
+    office.declare()
+    await office.start()
+    sizes = (2_000, 9_000, 2_000, 2_000, 2_000)
+    ids = [
+        await office.upload(b"text", f"{n}.txt", metadata=f'{{"label": "{"x" * size}"}}')
+        for n, size in enumerate(sizes)
+    ]
+    pages: list[list[str]] = []
+    before = None
+    while not pages or before is not None:
+        query = {"before": before} if before is not None else {}
+        page = (await office.client.get("/v1/uploads", params=query)).json()
+        pages.append([upload["id"] for upload in page["uploads"]])
+        before = page["next"]
+    assert [id_ for page in pages for id_ in page] == ids[::-1]
+    assert [len(page) for page in pages] == [2, 1, 1, 1]
 
 
 async def test_uploads_are_listed_in_pages_newest_first(office: Office) -> None:
