@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from cachetools import TTLCache
+
 from pipeline.core.errors import PenstockError
 from pipeline.core.normalise import clean
 from pipeline.ledger.conflicts import Listed
@@ -40,6 +42,8 @@ PASSAGES_PER_DOCUMENT = 2
 GAP = "\n\n[…]\n\n"
 MAX_TITLE_CHARACTERS = 300
 MAX_ID_CHARACTERS = 2_000
+_visible_texts: TTLCache[str, str] = TTLCache(4, 60.0)
+"""The texts of documents whose parts are fetched one after the other, and what is displayed of them."""
 
 
 class DocumentUnavailable(PenstockError):
@@ -185,7 +189,9 @@ async def readable_document(service: Service, caller: Caller, id_: UUID | None) 
 async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:
     """A document's text. Raises DocumentUnavailable and Retryable."""
     document = await readable_document(service, caller, _uuid(arguments.id))
-    text = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
+    text = _visible_texts.get(document.text)
+    if text is None:
+        text = _visible_texts[document.text] = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
     end = arguments.offset + MAX_FETCHED_CHARACTERS
     metadata = _metadata(document.source, document.author, document.media_type, document.source_modified_at)
     if end < len(text):

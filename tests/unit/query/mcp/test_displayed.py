@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any, cast
 from urllib.parse import quote
 from uuid import UUID
 
+import pytest
+
 from pipeline.ledger.conflicts import Listed
+from query.access.documents import Document
+from query.answers.visible import visible
+from query.mcp import tools
 from query.mcp.previews import _finding
+from query.mcp.shapes import FetchArguments
 from query.mcp.tools import _conflict, _displayed
 from query.model import Facet, FacetValue, facets_as_json
 from query.preview.model import Finding, Moved
@@ -43,3 +50,28 @@ def test_values_of_metadata_have_no_hidden_characters_and_the_joiners_of_their_s
 def test_the_ids_of_passages_that_an_edit_would_move_have_no_hidden_characters() -> None:
     finding = Finding("Q?", "lost", [Moved("wiki", NAME, "", 1, None)], (), (), ())
     assert [moved.external_id for moved in _finding(finding).moved] == [SHOWN]
+
+
+async def test_a_document_that_is_fetched_in_parts_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "A line of a long report.\n" * 10_000
+    cleaned = 0
+
+    async def readable(*_: object) -> Document:
+        return Document(ID, "a", "wiki", "A", None, None, None, None, text)
+
+    def clean(text: str) -> str:
+        nonlocal cleaned
+        cleaned += 1
+        return visible(text)
+
+    monkeypatch.setattr(tools, "readable_document", readable)
+    monkeypatch.setattr(tools, "visible", clean)
+    parts, offset = [], 0
+    while offset is not None:
+        arguments = FetchArguments(id=str(ID), offset=offset)
+        output = await tools.fetch(cast(Any, None), cast(Any, None), arguments)
+        parts.append(output.text)
+        offset = output.metadata.get("next_offset")
+    assert "".join(parts) == text.strip()
+    assert len(parts) > 2
+    assert cleaned == 1
