@@ -29,7 +29,7 @@ _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
         # IANA's special-purpose registries, v4 then v6. Only 2000::/3 is given out to hosts at all, so that mapped
-        # (::ffff:0:0/96) and NAT64 (64:ff9b::/96, 64:ff9b:1::/48) forms, unique local and link-local ones are outside.
+        # (::ffff:0:0/96) and local NAT64 (64:ff9b:1::/48) forms, unique local and link-local ones are outside.
         "0.0.0.0/8",
         "10.0.0.0/8",
         "100.64.0.0/10",
@@ -56,6 +56,8 @@ _NOT_PUBLIC = tuple(
     )
 )
 _UNICAST = ipaddress.ip_network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""How a host of IPv4 is called in a network that has IPv6 alone (RFC 6052): its address is the last 32 bits."""
 
 
 _LOOKUPS_AT_ONCE = 32
@@ -93,6 +95,8 @@ def is_public(address: str) -> bool:
         ip = ipaddress.ip_address(address)
     except ValueError:
         return False
+    if isinstance(ip, ipaddress.IPv6Address) and ip in _NAT64 and not ip.scope_id:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     if isinstance(ip, ipaddress.IPv6Address) and (ip not in _UNICAST or ip.scope_id):
         return False
     return not any(ip in network for network in _NOT_PUBLIC if network.version == ip.version)

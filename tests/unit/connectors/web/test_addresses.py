@@ -46,7 +46,9 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
         "::ffff:a9fe:a9fe",
         "::127.0.0.1",
         "64:ff9b::7f00:1",
-        "64:ff9b::808:808",
+        "64:ff9b::a00:1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b::808:808%eth0",
         "64:ff9b:1::1",
         "2002:7f00:1::1",
         "2002:808:808::1",
@@ -88,6 +90,7 @@ def test_private_reserved_and_malformed_addresses_are_not_public(address: str) -
         "223.255.255.255",
         "2606:4700::6810:84e5",
         "2a00:1450:4001::200e",
+        "64:ff9b::808:808",
     ],
 )
 def test_public_addresses_are_public(address: str) -> None:
