@@ -284,8 +284,9 @@ def storable(text: str) -> str:
 def _names_in_key(topic: str, key: bytes | None) -> tuple[str | None, str | None, str | None, UUID | None]:
     """(tenant, source, external id, document id) as far as a record's key contains them."""
     parts = (key or b"").decode("utf-8", "replace").replace("\x00", "").split("/", 2)
-    if len(parts) == 2 and all(parts) and topic.endswith(CONVERSATIONS.name):
-        return parts[0][: NAME_CHARACTERS[0]], None, None, None  # the second part names a person: it is not listed
+    if topic.endswith(CONVERSATIONS.name):  # what follows names a person, perhaps with slashes: it is not listed
+        tenant = parts[0] if len(parts) > 1 and all(parts[:2]) else ""
+        return tenant[: NAME_CHARACTERS[0]] or None, None, None, None
     if len(parts) != 3 or not all(parts):
         return None, None, None, None
     if any(len(part) > most for part, most in zip(parts, NAME_CHARACTERS, strict=True)):
