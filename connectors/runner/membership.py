@@ -18,10 +18,10 @@ from typing import Literal, LiteralString
 
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
-from connectors.runner.stored_json import from_jsonb, to_jsonb
 from connectors.source import Cursor
 from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.stores.stored_json import from_jsonb, to_jsonb
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
 from connectors.runner.compare import Event, Row
-from connectors.runner.stored_json import to_jsonb
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
 from pipeline.core.identity import document_id
 from pipeline.core.publication import PublicationKind
 from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.stores.stored_json import to_jsonb
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 PAGE = 1_000

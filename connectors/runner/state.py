@@ -17,11 +17,11 @@ from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
 from connectors.runner.rows import Holder, LeaseLost, Removed
-from connectors.runner.stored_json import from_jsonb, to_jsonb
 from connectors.source import Cursor
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
 from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.stored_json import from_jsonb, to_jsonb
 
 FullState = Literal["due", "running", "done"]
 

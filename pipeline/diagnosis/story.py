@@ -30,6 +30,7 @@ from pipeline.diagnosis.story_model import (
 )
 from pipeline.ledger.documents import EVENTS_PER_DOCUMENT, Identity
 from pipeline.stores.postgres import Connection
+from pipeline.stores.stored_json import from_jsonb
 
 MAX_CANDIDATES = 20
 MAX_INACTIVE_CONNECTORS = 10
@@ -297,7 +298,7 @@ async def _cursor(connection: Connection, tenant: str, name: str) -> object | No
                 [tenant, name],
             )
             row = await cursor.fetchone()
-            return row[0] if row else None
+            return from_jsonb(row[0]) if row else None
     except InsufficientPrivilege:
         return None
 

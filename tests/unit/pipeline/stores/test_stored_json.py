@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from connectors.runner.stored_json import from_jsonb, to_jsonb
+from pipeline.stores.stored_json import from_jsonb, to_jsonb
 
 
 @pytest.mark.parametrize(
