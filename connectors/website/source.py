@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
@@ -24,6 +22,7 @@ from connectors.files import may_hold_text, remove_abandoned, temporary_file
 from connectors.set_aside import Failures, code_of, may_be_set_aside, reading_data
 from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
 from connectors.web import Denied, Fetched, Forbidden, Limits, Missing, Resolver, Web, system_resolver
+from connectors.website.known import KnownPage, KnownPages
 from connectors.website.listings import MAX_SITEMAPS, BadListing, Listing, Room, normalised, parse
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, MAX_HEAD_BYTES, Head, head_of
@@ -39,30 +38,11 @@ MAX_VALIDATOR_CHARACTERS = 200
 """Longer etags are not kept: pages are then requested without conditions."""
 CHECKED_AT_ONCE = 8
 """The pages that a listing has on disk at a time."""
-SAVE_SECONDS = 60.0
-"""Between two times that the responses to earlier requests are saved: those of 50,000 pages may take 300 MB."""
-MAX_CANONICAL_HOPS = 10
-"""Longer chains of copies are not followed: their pages are documents."""
 _SLASHES = re.compile("/{2,}")
 FEED_PAGES = "feed-pages"
 """Name in the source's memory: the pages that feeds have named."""
 FEED_PAGE_CHARACTERS = 200
 """For each page that a site may have: the addresses that feeds have named are stored as a whole after each new one."""
-
-
-@dataclass(slots=True)
-class KnownPage:
-    """The response to the last request for a page."""
-
-    digest: str = ""
-    etag: str | None = None
-    last_modified: str | None = None
-    no_index: bool = False
-    is_missing: bool = False
-    canonical: str | None = None
-    """The address that stands for it: where it redirects to, or the one that it names."""
-    lastmod: str | None = None
-    """The sitemap's, at that time."""
 
 
 class Website(SmallSource):
@@ -100,10 +80,7 @@ class Website(SmallSource):
         """By address: the sitemap's ``lastmod``. None: nothing was listed yet."""
         self._is_partial = False
         """Whether a listing could not be read: the pages that it names are not known."""
-        self._known: dict[str, KnownPage] | None = None
-        self._is_saved, self._saved_at = True, time.monotonic()
-        self._saving = asyncio.Lock()
-        """Two listings of one site may run at the same time, for example after ``penstock connector run --full``."""
+        self._known = KnownPages(context.folder / "pages.json")
         self._failures = Failures()
         self._checks = asyncio.Semaphore(CHECKED_AT_ONCE)
         self._examining = asyncio.Lock()
@@ -124,8 +101,8 @@ class Website(SmallSource):
         await asyncio.to_thread(remove_abandoned, self._reading)
         pages, unlisted = await self._read_listings()
         self._pages, self._is_partial = pages, bool(unlisted)
-        if not unlisted or len(self._known_pages()) > 2 * self.options.max_pages:
-            self._known = {url: known for url, known in self._known_pages().items() if url in pages}
+        if not unlisted or len(self._known) > 2 * self.options.max_pages:
+            self._known.keep(pages)
         failing: dict[str, str] = {}
         missing: set[str] = set()
         if not pages:
@@ -136,8 +113,8 @@ class Website(SmallSource):
             revisions = await gather_or_cancel(
                 *(self._listed_revision(url, pages[url], failing, missing) for url in batch)
             )
-            if time.monotonic() - self._saved_at > SAVE_SECONDS:
-                await self._save_known()
+            if self._known.is_due:
+                await self._known.save()
             listed = [
                 Listed(
                     external_id=url,
@@ -149,14 +126,13 @@ class Website(SmallSource):
                 if revision is not None
             ]
             yield listed if start else [*unlisted, *listed]
-        await self._save_known()
+        await self._known.save()
         await self._forget_feed_pages(missing)
         self.context.set_aside.replace("pages", failing)
 
     async def _read_listings(self) -> tuple[dict[str, str | None], Sequence[Unlisted]]:
         """Read robots.txt, all sitemaps and all feeds. Raises Misconfigured if none can be read."""
-        if self._known is None:
-            self._known = await asyncio.to_thread(self._load_known)
+        await self._known.load()
         self._robots, room = await self._read_robots(), Room.of(self.options.max_pages)
         sitemaps = [self._absolute(location) for location in self.options.sitemaps]
         if not sitemaps and not self.options.feeds:
@@ -249,7 +225,7 @@ class Website(SmallSource):
         """Return the revision of a page, or None if it is no document. Where the sitemap does not say whether it has
         changed, the page is requested. A page that fails keeps its revision; one that does not exist is added to
         ``missing``."""
-        known = self._known_pages().get(url)
+        known = self._known.get(url)
         if lastmod is not None and self.options.trust_lastmod:
             is_excluded = known is not None and known.lastmod == lastmod and self._is_excluded(url)
             return None if is_excluded else extracted_revision(lastmod)
@@ -257,7 +233,7 @@ class Website(SmallSource):
             with reading_data():
                 known = await self._check(url)
         except Missing:
-            self._know(url, KnownPage(is_missing=True))
+            self._known.put(url, KnownPage(is_missing=True))
             missing.add(url)
             return None
         except PenstockError as error:
@@ -267,24 +243,11 @@ class Website(SmallSource):
         return None if known is None or not known.digest or self._is_excluded(url) else extracted_revision(known.digest)
 
     def _is_excluded(self, url: str) -> bool:
-        """Return whether a page is no document: it says ``noindex``, or is a copy of a page that is one. A page of
-        which nothing is known yet counts as a document; of pages that name each other, the first by address does."""
-        known, chain = self._known_pages(), [url]
-        if (page := known.get(url)) is not None and page.no_index:
-            return True
-        while (page := known.get(chain[-1])) is not None and page.canonical in (self._pages or {}):
-            if len(chain) > MAX_CANONICAL_HOPS:
-                return False
-            if page.canonical in chain:
-                return min(chain[chain.index(page.canonical) :]) != url
-            if (target := known.get(page.canonical)) is not None and (target.no_index or target.is_missing):
-                break
-            chain.append(page.canonical)
-        return chain[-1] != url
+        return self._known.is_excluded(url, self._pages or {})
 
     async def _check(self, url: str) -> KnownPage:
         """Request a page, conditionally, and record the response."""
-        known = self._known_pages().get(url)
+        known = self._known.get(url)
         conditions: dict[str, str] = {}
         if known is not None and known.etag:
             conditions["if-none-match"] = known.etag
@@ -320,7 +283,7 @@ class Website(SmallSource):
             canonical=None if canonical == url else canonical,
             lastmod=(self._pages or {}).get(url),
         )
-        self._know(url, known)
+        self._known.put(url, known)
         return known
 
     async def _forget_feed_pages(self, missing: Collection[str]) -> None:
@@ -354,7 +317,7 @@ class Website(SmallSource):
             with reading_data():
                 return await self._read_page(external_id, lastmod)
         except Missing:
-            self._know(external_id, KnownPage(is_missing=True))
+            self._known.put(external_id, KnownPage(is_missing=True))
             raise
         except PenstockError as error:
             if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
@@ -393,6 +356,11 @@ class Website(SmallSource):
             source_modified_at=http_date(fetched.headers.get("last-modified", "")),
             metadata=page_metadata(url),
         )
+
+    @property
+    def _reading(self) -> Path:
+        """The folder of files that exist only while they are read."""
+        return self.context.folder / "reading"
 
     # Requests
 
@@ -452,59 +420,6 @@ class Website(SmallSource):
             and self.options.selects(_SLASHES.sub("/", unquote(path)))
             and all(self._robots.can_fetch(spelling, self.options.user_agent) for spelling in spellings)
         )
-
-    # Files
-
-    @property
-    def _reading(self) -> Path:
-        """The folder of files that exist only while they are read."""
-        return self.context.folder / "reading"
-
-    @property
-    def _file(self) -> Path:
-        return self.context.folder / "pages.json"
-
-    def _known_pages(self) -> dict[str, KnownPage]:
-        """The responses to earlier requests."""
-        if self._known is None:
-            self._known = self._load_known()
-        return self._known
-
-    def _know(self, url: str, page: KnownPage) -> None:
-        self._known_pages()[url] = page
-        self._is_saved = False
-
-    def _load_known(self) -> dict[str, KnownPage]:
-        """The file may be lost: pages are then requested again. Blocks."""
-        known: dict[str, KnownPage] = {}
-        try:
-            with self._file.open(encoding="utf-8") as file:
-                for line in map(json.loads, file):  # the file of an earlier release is one object
-                    for url, fields in line.items() if isinstance(line, dict) else [line]:
-                        known[url] = KnownPage(**fields)
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
-        return known
-
-    async def _save_known(self) -> None:
-        async with self._saving:
-            if not self._is_saved:
-                self._is_saved, self._saved_at = True, time.monotonic()
-                try:
-                    await asyncio.to_thread(self._write_known, list(self._known_pages().items()))
-                except BaseException:
-                    self._is_saved = False
-                    raise
-            self._saved_at = time.monotonic()
-
-    def _write_known(self, pages: Sequence[tuple[str, KnownPage]]) -> None:
-        """Write a line of JSON for each page. Blocks."""
-        self.context.folder.mkdir(parents=True, exist_ok=True)
-        part = self._file.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            for url, known in pages:
-                file.write(json.dumps([url, asdict(known)], ensure_ascii=False) + "\n")
-        part.replace(self._file)
 
 
 def _validator(value: str | None) -> str | None:

@@ -19,10 +19,11 @@ from connectors.declared import options
 from connectors.set_aside import UNEXPECTED, SetAside
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Denied, Limits
+from connectors.website.known import KnownPage, KnownPages
 from connectors.website.listings import parse
 from connectors.website.page import head_of
 from connectors.website.playground import Site
-from connectors.website.source import KnownPage, Website
+from connectors.website.source import Website
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.http_server import served
 from tests.support.connectors.pdf_files import pdf_of
@@ -290,7 +291,7 @@ async def test_what_is_known_of_pages_is_not_written_again_for_each_hundred_of_t
         desk.page(f"/{number}", lastmod="2026-01-01")
     source = desk.source()
     written: list[int] = []
-    monkeypatch.setattr(source, "_write_known", lambda pages: written.append(len(pages)))
+    monkeypatch.setattr(KnownPages, "_write", lambda self, pages: written.append(len(pages)))
     await listing(source)
     for number in range(5):
         await one(source, f"{desk.site.base}/{number}")
