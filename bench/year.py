@@ -57,7 +57,6 @@ CHUNKS = 5
 """Chunks of a document, about."""
 IN_FOLDER = 20
 DAYS_A_MONTH = 30
-TENANT = "default"
 EDITED, CREATED, DELETED = 0.01, 0.001, 0.001
 """Shares of the documents that are edited, created and deleted in a day."""
 ACCESS_DAYS = 7
@@ -161,7 +160,6 @@ class Year:
         self.numbers = iter(range(10**9))
         self.files: list[Path] = []
         self.events: Counter[str] = Counter()
-        self.expected_trail = 0
 
     def create(self) -> None:
         n = next(self.numbers)

@@ -85,7 +85,7 @@ def print_json(document: Any) -> None:
     sys.stdout.write(f"{harmless_json(text)}\n")
 
 
-def progress_bars(*, quiet: bool = False) -> Progress:
+def progress_bars(*, quiet: bool) -> Progress:
     """Progress bars on stderr; none in a pipe and with ``quiet``."""
     return Progress(
         SpinnerColumn(),

@@ -120,7 +120,7 @@ async def decide(connection: Connection, caller: Caller, id_: UUID, state: State
     return True
 
 
-def conflict_json(listed: Listed, quoted: tuple[str, str] | None = None) -> dict[str, Any]:
+def conflict_json(listed: Listed, quoted: tuple[str, str] | None) -> dict[str, Any]:
     """A conflict as HTTP, MCP and the command line show it."""
     return {
         "id": str(listed.id),

@@ -60,9 +60,7 @@ def main() -> None:
         scheduling=SchedulingNoneConfig(),
     )
     with psycopg.connect(task.dsn, autocommit=True) as connection:
-        connection.execute(
-            "CREATE TABLE documents (name text PRIMARY KEY, content text NOT NULL, access text NOT NULL)"
-        )
+        connection.execute(TABLE)
         connection.execute(vectorizer.to_sql().encode())
     rows = Rows("chunks", "name", "chunk", "access", stored="chunks_store")
     serve(Driver(rows, lambda: run(task), ("pgai",)))

@@ -17,7 +17,6 @@ from typing import Any
 
 HOST = "contoso.sharepoint.com"
 TENANT = "0a1b2c3d-0000-4000-8000-00000000000a"
-ROLES = ("read", "write", "owner")
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 

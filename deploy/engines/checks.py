@@ -18,7 +18,7 @@ from deploy.report import CheckFailed, LeftOut, Report
 
 BUILD_SECONDS, HEALTHY_SECONDS, DEMO_SECONDS = 900.0, 480.0, 300.0
 LARGEST_WITH_MODEL, LARGEST_WITHOUT_MODEL = 700_000_000, 400_000_000
-QUESTION, ANSWER = "how is a revoked permission withdrawn?", "revo"
+QUESTION = "how is a revoked permission withdrawn?"
 PROBE = Path(__file__).with_name("probe.py")
 USERS = {"10001": "penstock", "10002": "extraction"}
 

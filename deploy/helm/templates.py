@@ -10,7 +10,6 @@ from deploy.helm.source import Object, containers, grants, labelled, read, templ
 
 LABEL = "kubernetes.io/metadata.name"
 WORKERS = ("detect", "vectors", "keywords")
-KEY = "app.kubernetes.io/name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Page:
 class Suspects:
     """Documents that differed at the first comparison."""
 
-    def __init__(self, examiner: Examiner, *, second_look_seconds: float = SECOND_LOOK_SECONDS) -> None:
+    def __init__(self, examiner: Examiner, *, second_look_seconds: float) -> None:
         self._examiner = examiner
         self._wait = second_look_seconds
         self._waiting: set[UUID] = set()

@@ -81,7 +81,7 @@ def connector_state(
     guard: Mapping[str, Any] | None,
     activities: Activities,
     silent_seconds: float | None,
-    removed: bool = False,
+    removed: bool,
 ) -> tuple[State, str | None]:
     """The state of a connector and the reason for it, worst first."""
     if removed:

@@ -76,7 +76,7 @@ async def find(
 
 
 async def find_exactly(
-    connection: Connection, tenant: str, names: Sequence[str], ids: Sequence[UUID], *, source: str | None = None
+    connection: Connection, tenant: str, names: Sequence[str], ids: Sequence[UUID], *, source: str | None
 ) -> list[tuple[UUID, str, str, bool]]:
     """(id, source, external id, whether it was erased) of the documents with one of these external ids or ids. For
     destructive commands: titles, URLs and parts of names do not match."""

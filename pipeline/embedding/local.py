@@ -41,11 +41,9 @@ class LocalEmbedder:
         threads: int | None = None,
         document_prefix: str = "",
         query_prefix: str = "",
-        on_truncated: Callable[[int], None] = lambda count: None,
     ) -> None:
         """model_dir: what ``prepare`` returned. threads: passages at once, default one a CPU that this process may
-        use. on_truncated: told how many passages of a call were longer than the window and lost their end. Raises
-        Misconfigured."""
+        use. Raises Misconfigured."""
         description = describe(model_dir)
         try:
             import ctranslate2
@@ -68,7 +66,7 @@ class LocalEmbedder:
         self.input_window = INPUT_WINDOW
         self.document_prefix = document_prefix
         self.query_prefix = query_prefix
-        self.on_truncated = on_truncated
+        self.on_truncated: Callable[[int], None] = lambda passages: None
         self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
         self.on_question: Callable[[int, float], None] = lambda tokens, money: None  # nobody is paid
 

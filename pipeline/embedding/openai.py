@@ -66,17 +66,15 @@ class OpenAIEmbedder:
         *,
         patience_seconds: float = PATIENCE_SECONDS,
         backoff_base_seconds: float = 0.5,
-        on_truncated: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """tokens: counts and cuts as the model does. on_truncated: told how many passages of a call were longer than
-        the window and lost their end. Raises Misconfigured without a key for OpenAI itself."""
+        """tokens: counts and cuts as the model does. Raises Misconfigured without a key for OpenAI itself."""
         self.model = settings.model or MODEL
         self.revision = ""
         self.dimensions = settings.dimensions or DIMENSIONS
         self.input_window = settings.input_window or INPUT_WINDOW
         self.document_prefix = settings.document_prefix
         self.query_prefix = settings.query_prefix
-        self.on_truncated = on_truncated
+        self.on_truncated: Callable[[int], None] = lambda passages: None
         self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
         self.on_question: Callable[[int, float], None] = lambda tokens, money: None
         self._settings = settings

@@ -33,7 +33,7 @@ class Embedder(Protocol):
     """Law: the same text gives the same vector (within float noise), whatever it is batched with.
 
     Blank text and text that is not Unicode is refused, never sent. A text above ``input_window`` is embedded by its
-    beginning, and counted: ``on_truncated`` of either embedder. Safe to share between the tasks of one event loop.
+    beginning, and counted by ``on_truncated``. Safe to share between the tasks of one event loop.
     """
 
     model: str

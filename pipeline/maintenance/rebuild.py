@@ -161,7 +161,7 @@ async def _same_kind(connection: Connection, store: Store) -> Build | None:
 
 @asynccontextmanager
 async def open_rebuild(
-    settings: Settings, on_progress: OnProgress, on_note: Callable[[str], None] = lambda line: None
+    settings: Settings, on_progress: OnProgress, on_note: Callable[[str], None]
 ) -> AsyncIterator[Rebuild]:
     """A Rebuild on connections of its own. Raises Retryable when a service is away."""
     async with open_builder(settings, on_progress, on_note) as builder:

@@ -7,7 +7,6 @@ counts. Without a model, or when it fails, the answer consists of quotations.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -37,7 +36,7 @@ from query.answers.model import (
     Sources,
     Usage,
 )
-from query.answers.prompt import Message, ask
+from query.answers.prompt import Message, ask, new_key
 from query.answers.quotations import quotations
 from query.answers.review import enqueue
 from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
@@ -75,18 +74,15 @@ class Answers:
         settings: ChatSettings,
         *,
         metrics: QueryMetrics | None = None,
-        key: Callable[[], str] = lambda: secrets.token_hex(6),
     ) -> None:
-        """chat: None means that answers are quotations. pool: holds the review queue; None means that there is none.
-        key: returns a new key for the delimiters of each prompt."""
+        """chat: None means that answers are quotations. pool: holds the review queue; None means that there is none."""
         self._modes = modes
         self._chat = chat
         self._pool = pool
         self._settings = settings
         self._metrics = metrics
-        self._key = key
         self._backoff = Backoff()
-        self._understanding = Understanding(chat, pool, backoff=self._backoff, key=key, on_usage=self._count_usage)
+        self._understanding = Understanding(chat, pool, backoff=self._backoff, on_usage=self._count_usage)
 
     def for_evaluation(self) -> Answers:
         """The same without metrics and review queue, for questions that the service itself asks."""
@@ -286,7 +282,7 @@ class _Answering:
         return ask(
             self.typed,
             self.context.shown,
-            key=self.answers._key(),
+            key=new_key(),
             today=today,
             history=history,
             understood=understood,
@@ -346,7 +342,7 @@ class _Answering:
 
     # Without a model
 
-    async def _answer_with_quotations(self, passages: Sequence[NumberedPassage], *, degraded: bool = False) -> Answer:
+    async def _answer_with_quotations(self, passages: Sequence[NumberedPassage], *, degraded: bool) -> Answer:
         if degraded and (metrics := self.answers._metrics):
             metrics.degraded.labels("chat").inc()
         self.answers._count("failed" if degraded else "passages")

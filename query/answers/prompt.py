@@ -1,4 +1,4 @@
-"""The prompt of an answer. Pure: the delimiters' key is an argument.
+"""The prompt of an answer. Pure: the delimiters' key (``new_key``) is an argument.
 
 Every passage is between two lines that contain a key, which is random for each question. The author of a document
 cannot know the key, and nothing in a passage looks like such a line (``visible.quotable``). The rules are stated before
@@ -8,6 +8,7 @@ the passages and again after them. The model has no tools, so the worst effect o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -47,6 +48,11 @@ Answer the question below from the passages alone, with citations like [1]."""
 class Message:
     role: str
     content: str
+
+
+def new_key() -> str:
+    """Return an unguessable key for the delimiters of one prompt."""
+    return secrets.token_hex(6)
 
 
 def ask(

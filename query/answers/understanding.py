@@ -16,6 +16,7 @@ from query.access.tenant_rows import rows_of
 from query.answers.chat import Backoff, Chat, TooSlow
 from query.answers.follow_up import MAX_REWRITTEN_TOKENS, carry_over, messages, rewritten
 from query.answers.model import Usage
+from query.answers.prompt import new_key
 from query.model import Facts, check
 from query.modes.history import readable_answers
 from query.modes.material import Question, Turn
@@ -50,7 +51,6 @@ class Understanding:
         pool: Pool | None,
         *,
         backoff: Backoff,
-        key: Callable[[], str],
         on_usage: Callable[[str, Usage], None],
     ) -> None:
         """chat: None means that words are carried over. pool: None means that no answer with an id is used. on_usage:
@@ -58,7 +58,6 @@ class Understanding:
         self._chat = chat
         self._pool = pool
         self._backoff = backoff
-        self._key = key
         self._on_usage = on_usage
 
     async def of(self, question: Question, caller: Caller, steps: Steps) -> Understood:
@@ -115,7 +114,7 @@ class Understanding:
 
     async def _by_model(self, chat: Chat, typed: str, turns: Sequence[Turn]) -> str:
         self._backoff.require_elapsed()
-        prompt = messages(typed, turns, key=self._key())
+        prompt = messages(typed, turns, key=new_key())
         estimate = Usage(sum(len(message.content) for message in prompt) // CHARACTERS_PER_TOKEN, 0)
         try:
             async with asyncio.timeout(REWRITE_SECONDS):

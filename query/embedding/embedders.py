@@ -18,6 +18,8 @@ from pipeline.runtime.tasks import time_limit
 from query.telemetry import QueryMetrics
 
 EMBED_SECONDS = 5.0
+LOAD_SECONDS = 60.0
+"""Includes the conversion of a local model, which happens once on a machine."""
 
 
 class Embedders(Protocol):
@@ -36,13 +38,9 @@ class Embedders(Protocol):
 class QueryEmbedder:
     """Embeds queries with one model. Safe to share between tasks. The next query retries a failed load."""
 
-    def __init__(
-        self, load: Callable[[], Embedder], *, load_seconds: float = 60.0, embed_seconds: float = EMBED_SECONDS
-    ) -> None:
-        """load: a blocking function, which runs in a thread. load_seconds: includes the conversion of a local model,
-        which happens once on a machine."""
+    def __init__(self, load: Callable[[], Embedder], *, embed_seconds: float = EMBED_SECONDS) -> None:
+        """load: a blocking function, which runs in a thread."""
         self._load = load
-        self._load_seconds = load_seconds
         self._embed_seconds = embed_seconds
         self._loading: asyncio.Task[Embedder] | None = None
 
@@ -63,7 +61,7 @@ class QueryEmbedder:
         """The model, which is loaded if necessary. Raises Retryable or Misconfigured."""
         self.start()
         assert self._loading is not None
-        async with time_limit(self._load_seconds, "loading the embedding model"):
+        async with time_limit(LOAD_SECONDS, "loading the embedding model"):
             return await asyncio.shield(self._loading)  # a cancelled query must not cancel the load
 
     async def embed(self, text: str) -> tuple[Embedder, Vectors]:

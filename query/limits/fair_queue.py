@@ -87,9 +87,7 @@ class Turn(NamedTuple):
 class Shares:
     """The slots of one resource. Times are in seconds of any monotonic clock."""
 
-    def __init__(
-        self, capacity: int, *, waiting: int, largest: int = 1, weight: Callable[[str], float] = lambda _: 1.0
-    ) -> None:
+    def __init__(self, capacity: int, *, waiting: int, largest: int = 1, weight: Callable[[str], float]) -> None:
         """waiting: the length of the queue. largest: the highest cost of a request; one request of this cost is never
         borrowed capacity. weight: returns a tenant's weight, more than 0."""
         self._capacity = capacity

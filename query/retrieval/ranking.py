@@ -95,7 +95,7 @@ def rank_candidates(
     passages: Mapping[UUID, Passage],
     steps: Steps,
     depth: int,
-    weights: Mapping[Ranker, float] = WEIGHTS,
+    weights: Mapping[Ranker, float],
 ) -> list[Hit]:
     """The fusion of both stores' readable candidates, the first ``depth`` of each."""
     with steps.step("fuse"):

@@ -101,7 +101,7 @@ def saturated(weight: float, frequency: float, length: float, average: float) ->
     return (K1 + 1) * weight * (1 - 1 / (1 + frequency * inverse))
 
 
-def sloppy_frequency(terms: Sequence[str], positions: Positions, slop: int = PHRASE_SLOP) -> float:
+def sloppy_frequency(terms: Sequence[str], positions: Positions) -> float:
     """How often the phrase occurs: each place counts 1 / (1 + the positions that its words are moved by). A word that
     the phrase repeats needs as many places. positions: those of the terms in the text."""
     places = [positions.get(term, ()) for term in terms]
@@ -157,7 +157,7 @@ def sloppy_frequency(terms: Sequence[str], positions: Positions, slop: int = PHR
             if shifted(first) > following:
                 break
             length = min(length, end - shifted(first))
-        if length <= slop:
+        if length <= PHRASE_SLOP:
             total += 1 / (1 + length)
         if not has_next:
             return total

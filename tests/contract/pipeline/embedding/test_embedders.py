@@ -112,7 +112,7 @@ async def test_a_query_that_cannot_be_embedded_is_poison(embedder: Embedder, que
 async def test_text_beyond_the_input_window_is_truncated_and_counted(embedder: Embedder) -> None:
     kept = "word " * embedder.input_window
     counted: list[int] = []
-    embedder.on_truncated = counted.append  # type: ignore[attr-defined]  # both have it; it is no part of the port
+    embedder.on_truncated = counted.append
     embedded = await embedder.embed_documents([kept + "beyond the end", kept.rstrip(), "short"])
     assert counted == [1]
     assert embedded.refused == {}

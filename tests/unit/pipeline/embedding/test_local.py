@@ -124,7 +124,8 @@ async def test_a_cancelled_call_removes_its_passages_from_the_queue(embedder: Lo
 
 async def test_passages_longer_than_the_window_are_truncated_and_counted(model_dir: Path) -> None:
     counted: list[int] = []
-    embedder = LocalEmbedder(model_dir, threads=1, on_truncated=counted.append)
+    embedder = LocalEmbedder(model_dir, threads=1)
+    embedder.on_truncated = counted.append
     fits = "word " * 254
     cut = (await embedder.embed_documents([fits, fits + "beyond", fits + "elsewhere entirely"])).vectors
     assert counted == [2]
