@@ -20,7 +20,6 @@ from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
 TEXT: Any = {"type": "string"}
 MAYBE: Any = {"type": ["string", "null"]}
 NUMBER: Any = {"type": "integer"}
-ANY: Any = {"type": "object"}
 TIME: Any = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:?\d\d)$"}
 DIGITS: Any = {"type": "string", "pattern": r"^\d+$"}
 

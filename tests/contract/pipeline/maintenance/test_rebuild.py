@@ -21,8 +21,6 @@ from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space
 from topics.messages import DocumentUpserted
 
-STORES: tuple[Store, Store] = ("keywords", "vectors")
-
 
 @pytest.fixture
 async def site(space: Space) -> AsyncIterator[Site]:

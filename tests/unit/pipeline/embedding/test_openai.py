@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,8 +22,6 @@ from tests.fakes.openai import FakeOpenAI, Faults
 
 TEXTS = [f"passage number {number}" for number in range(64)]
 BAD = "the poison passage"
-
-Connect = Callable[..., OpenAIEmbedder]
 
 
 @pytest.fixture
