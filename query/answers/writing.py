@@ -355,9 +355,3 @@ def _each(numbers: str) -> Iterable[int]:
     for part in regex.split(r"[,;]", numbers):
         ends = [int(end) for end in regex.split(r"[\u2013-]", part) if end.strip()]
         yield from range(ends[0], ends[1] + 1) if len(ends) == 2 and 0 < ends[1] - ends[0] <= 10 else ends
-
-
-def sanitize(text: str, passages: Collection[NumberedPassage]) -> tuple[str, Findings]:
-    """Sanitise a whole text."""
-    writing = AnswerSanitizer(passages)
-    return writing.feed(text) + writing.end(), writing.findings

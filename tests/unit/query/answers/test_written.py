@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import unescape
 from html.parser import HTMLParser
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from query.answers.writing import AnswerSanitizer, sanitize
+from query.answers.model import NumberedPassage
+from query.answers.writing import AnswerSanitizer, Findings
 from tests.support.portion import portion
 from tests.support.query.answers_kit import numbered
 
@@ -21,8 +22,23 @@ SOURCE = "https://wiki.example/a"
 PASSAGES = numbered("See https://docs.example/x for more.", "Two.", "Three.", source_url=SOURCE)
 
 
+def sanitize(text: str, passages: Collection[NumberedPassage] = PASSAGES) -> tuple[str, Findings]:
+    writing = AnswerSanitizer(passages)
+    return writing.feed(text) + writing.end(), writing.findings
+
+
 def shown(text: str) -> str:
-    return sanitize(text, PASSAGES)[0]
+    return sanitize(text)[0]
+
+
+def streamed(text: str, sizes: Sequence[int]) -> str:
+    """The same text, written in pieces of these sizes, which repeat."""
+    writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        out += writing.feed(text[at : at + size])
+        at, turn = at + size, turn + 1
+    return out + writing.end()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +112,7 @@ def test_model_output_is_sanitised(written: str, seen: str) -> None:
 
 
 def test_citations_and_removed_content_are_counted() -> None:
-    _, sanitized = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
+    _, sanitized = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]")
     assert (sanitized.cited, sanitized.bad_citations) == ([2, 1], [7])
     assert sanitized.removed == 3  # the mark of an image, its address, and the element
 
@@ -235,16 +251,12 @@ PIECES = [
     "\t",
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=8)
 
 
-@given(TEXTS, st.lists(st.integers(1, 5), min_size=1, max_size=8))
+@given(TEXTS, SIZES)
 def test_streamed_output_is_sanitised_the_same_however_it_is_split(text: str, sizes: list[int]) -> None:
-    writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
-    while at < len(text):
-        size = sizes[turn % len(sizes)]
-        out += writing.feed(text[at : at + size])
-        at, turn = at + size, turn + 1
-    assert out + writing.end() == shown(text)
+    assert streamed(text, sizes) == shown(text)
 
 
 @given(TEXTS)
@@ -254,7 +266,7 @@ def test_random_markup_links_only_to_sources(text: str) -> None:
 
 @given(TEXTS)
 def test_only_existing_passages_are_cited(text: str) -> None:
-    out, sanitized = sanitize(text, PASSAGES)
+    out, sanitized = sanitize(text)
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
     assert set(sanitized.cited) <= {1, 2, 3}
@@ -322,6 +334,7 @@ CODE_PIECES = [
         "www.",
     ),
 ]
+CODE_TEXTS = st.lists(st.sampled_from(CODE_PIECES), max_size=20).map("".join)
 
 
 def addresses_outside_code(text: str) -> list[str]:
@@ -349,22 +362,14 @@ def addresses_outside_code(text: str) -> list[str]:
 
 
 @settings(max_examples=portion(400))
-@given(st.lists(st.sampled_from(CODE_PIECES), max_size=20).map("".join))
+@given(CODE_TEXTS)
 def test_an_address_of_a_passage_is_shown_as_code_alone(text: str) -> None:
     assert addresses_outside_code(shown(text)) == []
 
 
-@given(
-    st.lists(st.sampled_from(CODE_PIECES), max_size=20).map("".join),
-    st.lists(st.integers(1, 5), min_size=1, max_size=8),
-)
+@given(CODE_TEXTS, SIZES)
 def test_streamed_code_is_sanitised_the_same_however_it_is_split(text: str, sizes: list[int]) -> None:
-    writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
-    while at < len(text):
-        size = sizes[turn % len(sizes)]
-        out += writing.feed(text[at : at + size])
-        at, turn = at + size, turn + 1
-    assert out + writing.end() == shown(text)
+    assert streamed(text, sizes) == shown(text)
 
 
 @pytest.mark.parametrize("part", ["1.", "a.", "-.", "_."])
