@@ -12,9 +12,8 @@ from uuid import UUID
 
 import typer
 
-from cli.options import Principals, Tags, Tenant
+from cli.options import AtLeast, Principals, Tags, Tenant, WaitSeconds
 from cli.output import Json, print_json, printable, printable_text, stdout
-from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import describe_freshness
 from cli.terminal import echo
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of

@@ -15,8 +15,7 @@ import typer
 
 from cli.extras import require
 from cli.moment import past_moment
-from cli.options import Principals, Tags, Tenant
-from cli.publication import AtLeast, WaitSeconds
+from cli.options import AtLeast, Principals, Tags, Tenant, WaitSeconds
 from cli.search_show import show
 from cli.terminal import echo, harmless_json
 from pipeline.core.errors import Misconfigured

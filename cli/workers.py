@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime import process
 from pipeline.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from pipeline.analysis.conflicts import Conflicts
+    from query.standing.task import StandingTask
 
 Name = Literal["detect", "vectors", "keywords", "analysis"]
 ALL: tuple[Name, ...] = ("detect", "vectors", "keywords", "analysis")
@@ -23,10 +27,17 @@ async def run(name: Literal[Name, "all"], settings: Settings) -> None:
 def _worker(name: Name, settings: Settings, metrics: Metrics) -> process.Worker:
     """Build a worker. The imports are here because the process of another one does not need them."""
     if name == "analysis":
-        from cli.analysis import TASKS
         from pipeline.analysis.worker import AnalysisWorker
 
-        return AnalysisWorker(TASKS, settings, metrics)
+        return AnalysisWorker(analysis_tasks(), settings, metrics)
     from pipeline.stream.worker import StreamWorker
 
     return StreamWorker(name, settings, metrics)
+
+
+def analysis_tasks() -> tuple[type[Conflicts], type[StandingTask]]:
+    """Return the tasks of ``penstock worker analysis``."""
+    from pipeline.analysis.conflicts import Conflicts
+    from query.standing.task import StandingTask
+
+    return Conflicts, StandingTask

@@ -1,5 +1,5 @@
 """The worker ``analysis``: tasks that examine what became searchable, or what somebody may no longer read.
 
-A task is a module with a class (`task.Task`), its line in ``tasks.TOPICS``, and its place in ``cli.analysis.TASKS``. It
-reads the ledger and the vectors and changes neither.
+A task is a module with a class (`task.Task`), its line in ``tasks.TOPICS``, and its place in
+``cli.workers.analysis_tasks``. It reads the ledger and the vectors and changes neither.
 """

@@ -31,11 +31,12 @@ PRELOADED = (
     "cli.status",
     "cli.why",
     "connectors.worker",
-    "cli.analysis",
+    "pipeline.analysis.conflicts",
     "pipeline.analysis.worker",
     "pipeline.embedding.local",
     "pipeline.stream.worker",
     "query.http.app",
+    "query.standing.task",
 )
 """Modules that are slow to import; whatever else a command needs it imports itself."""
 REQUEST_BYTES = 200_000
