@@ -25,7 +25,7 @@ from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
 from query.answers.review import author_digests_of_person
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins
 from tests.support.space import Space, now
 from topics.messages import ConversationRecorded, DocumentDeleted, DocumentUpserted, IdentityChanged, Pair
 from topics.registry import CONVERSATIONS, DOCUMENTS_LIVE, IDENTITIES, TOPICS
@@ -276,8 +276,7 @@ def operator(space: Space) -> Iterator[Space]:
     """The commands log in as the operator's role, the workers as the owner. They start afterwards: grants lock tables,
     and fail while workers use them."""
     admin = space.settings.postgres.dsn.get_secret_value()
-    for file in ("1-roles.sql", "2-grants.sql"):
-        run_file(admin, file)
+    define_roles(admin)
     start_workers(space)
     with logins(admin) as dsns:
         space.environment["PENSTOCK_POSTGRES_DSN"] = dsns["penstock_operator"]

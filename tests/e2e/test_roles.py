@@ -11,7 +11,7 @@ from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, NotesPlayground, NotesService, app
 from pipeline.runtime.http_server import served
 from tests.e2e.test_canary import metrics
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins
 from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
@@ -21,8 +21,7 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
     space: Space, tmp_path: Path
 ) -> None:
     admin = space.settings.postgres.dsn.get_secret_value()
-    run_file(admin, "1-roles.sql")
-    run_file(admin, "2-grants.sql")
+    define_roles(admin)
     service = NotesService(page_size=3)
     declared = tmp_path / "connectors.toml"
     space.environment |= {"PENSTOCK_BOOK_TOKEN": TOKEN, "PENSTOCK_BOOK_SECRET": SECRET, VARIABLE: str(declared)}

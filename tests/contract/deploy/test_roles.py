@@ -74,7 +74,7 @@ from query.modes.gather import Modes
 from query.modes.material import Question
 from query.settings import ChatSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
-from tests.support.deploy.roles_kit import ROLES, logins, run_file
+from tests.support.deploy.roles_kit import ROLES, define_roles, logins, run_file
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from topics.codec import encode
 from topics.messages import IdentityChanged
@@ -132,8 +132,7 @@ class Place:
 async def place(stack: Stack) -> AsyncIterator[Place]:
     async with Library.create(stack, WordEmbedder()) as library:
         admin = library.settings.postgres.dsn.get_secret_value()
-        run_file(admin, "1-roles.sql")
-        run_file(admin, "2-grants.sql")
+        define_roles(admin)
         with logins(admin) as dsns:
             yield Place(library, dsns)
 

@@ -24,7 +24,7 @@ from query.limits.quotas import Quotas
 from query.problems import Problem
 from query.settings import QuerySettings, ServeSettings
 from query.telemetry import QueryMetrics
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins
 from tests.support.query.library import Library, WordEmbedder
 from tests.support.query.metered_chat import metered_chat
 
@@ -95,8 +95,7 @@ class Login:
 async def login(stack: Stack) -> AsyncIterator[Login]:
     async with Library.create(stack, WordEmbedder()) as library:
         admin = library.settings.postgres.dsn.get_secret_value()
-        run_file(admin, "1-roles.sql")
-        run_file(admin, "2-grants.sql")
+        define_roles(admin)
         with logins(admin) as dsns:
             yield Login(dsns["penstock_query"], library)
 

@@ -25,7 +25,7 @@ from pipeline.runtime.settings import RetentionSettings
 from query.limits.budgets import NO_AMOUNTS, Amounts, PostgresLedger, Subject
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins
 from tests.support.processes import serving
 from tests.support.query.http_kit import as_, problem, service_over, write_keys
 from tests.support.query.library import Library, WordEmbedder, document
@@ -381,8 +381,7 @@ async def test_concurrent_budget_requests_are_granted_no_more_than_the_ceiling(l
 
 async def test_the_query_services_login_can_record_usage_but_not_change_it(library: Library, tenant: str) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()
-    run_file(admin, "1-roles.sql")
-    run_file(admin, "2-grants.sql")
+    define_roles(admin)
     with logins(admin) as dsn, psycopg.connect(dsn["penstock_query"], autocommit=True) as connection:
         connection.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", [tenant])
         for statement in (
@@ -408,8 +407,7 @@ async def test_old_usage_of_callers_is_erased_by_retention(library: Library, ten
 
 async def test_the_workers_login_cannot_delete_todays_usage(library: Library, tenant: str) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()
-    run_file(admin, "1-roles.sql")
-    run_file(admin, "2-grants.sql")
+    define_roles(admin)
     await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
     with logins(admin) as dsn, psycopg.connect(dsn["penstock_worker"], autocommit=True) as connection:
         connection.execute("SELECT FROM erase_use_by_age(-1, 500)")
@@ -422,8 +420,7 @@ async def test_penstock_budget_works_with_the_query_services_login(
     library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()
-    run_file(admin, "1-roles.sql")
-    run_file(admin, "2-grants.sql")
+    define_roles(admin)
     await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
     file = limits(tmp_path, "[default]\nrequests_per_day = 4\n")["limits_file"]
     with logins(admin) as dsn:

@@ -13,15 +13,15 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy import drill
+
 EVENTUALLY_SECONDS = 120.0
 _BLOCK = re.compile(r"^```console( eventually)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _pattern(prints: str) -> str:
 
 
 def _tidy(printed: str) -> str:
-    return "".join(line.rstrip() + "\n" for line in _COLOUR.sub("", printed).rstrip("\n").splitlines())
+    return "".join(line.rstrip() + "\n" for line in printed.rstrip("\n").splitlines())
 
 
 class Shell:
@@ -96,12 +96,13 @@ class Shell:
             text=True,
             start_new_session=True,
         )
+        self._typed = drill.Shell(self._process)
 
     def run(self, command: Command) -> str:
         """Return the output of the command. Raises AssertionError if its exit code is not 0, or its output differs."""
         deadline = time.monotonic() + EVENTUALLY_SECONDS
         while True:
-            printed, code = self._once(command.text)
+            printed, code = self._typed.run(command.text)
             if code == 0 and command.matches(printed):
                 return printed
             if not command.eventually or time.monotonic() > deadline:
@@ -110,20 +111,6 @@ class Shell:
                     f"where the guide shows:\n{command.prints}"
                 )
             time.sleep(0.5)
-
-    def _once(self, text: str) -> tuple[str, int]:
-        mark = uuid.uuid4().hex
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{text}\necho {mark} $?\n")
-        self._process.stdin.flush()
-        printed = []
-        for line in self._process.stdout:
-            before, results, after = line.partition(mark)
-            printed.append(before)
-            if results:
-                return "".join(printed), int(after)
-        raise AssertionError(f"the shell ended after {text!r}: {''.join(printed)}")
 
     def end(self) -> None:
         """Everything that the guide started and did not stop ends with the shell."""

@@ -28,6 +28,12 @@ def run_file(dsn: str, name: str) -> None:
         connection.execute((FILES / name).read_text().encode())
 
 
+def define_roles(dsn: str) -> None:
+    """The roles and their rights, as an operator with this DSN makes them."""
+    for name in ("1-roles.sql", "2-grants.sql"):
+        run_file(dsn, name)
+
+
 @contextmanager
 def logins(admin: str) -> Iterator[dict[str, str]]:
     """A login in each role, with a password: role → its DSN for the administrator's database. Gone at the end."""

@@ -9,15 +9,16 @@ from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, Document
 
 
 def fold_all(messages: Iterable[AnyMessage]) -> dict[str, State]:
-    """External id → the ledger's state. A content hash is the text itself."""
+    """External id → the ledger's state."""
     states: dict[str, State] = {}
     for message in messages:
         if isinstance(message, DocumentUpserted | AccessChanged | DocumentDeleted):
-            states[message.external_id] = fold(states.get(message.external_id, State()), _event(message)).state
+            states[message.external_id] = fold(states.get(message.external_id, State()), event_of(message)).state
     return states
 
 
-def _event(message: DocumentUpserted | AccessChanged | DocumentDeleted) -> Event:
+def event_of(message: DocumentUpserted | AccessChanged | DocumentDeleted) -> Event:
+    """What the ledger folds. A content hash is the text itself."""
     match message:
         case DocumentUpserted():
             access = tuple(message.acl_tags), tuple(message.required_tags)

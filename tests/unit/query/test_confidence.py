@@ -9,7 +9,7 @@ import pytest
 from pipeline.core.relevance import Calibration
 from query.retrieval.ranking import MEASURED, Floors, assess, floors_of
 from query.settings import RetrievalSettings
-from tests.support.query.generations import generation
+from tests.support.pipeline.generations import generation
 
 FLOORS = Floors(0.30, 0.75, "this test")
 CALIBRATION = Calibration(0.81, 0.76, 0.86, 0.75, 2_000, 110, "2026-11-28T00:00:00+00:00", "judge", 0.4)

@@ -30,7 +30,7 @@ from query.retrieval.scoring import (
     stored_length,
 )
 from query.retrieval.stores import Stores, Timeouts
-from tests.support.query.generations import generation
+from tests.support.pipeline.generations import generation
 from tests.support.query.library import WordEmbedder
 
 

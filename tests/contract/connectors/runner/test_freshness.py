@@ -20,9 +20,10 @@ from connectors.runner.freshness import Freshness, Listing
 from connectors.runner.instance import Instance
 from connectors.runner.rows import Holder
 from pipeline.core import publication
-from pipeline.core.fold import Access, Delete, State, Upsert, fold
+from pipeline.core.fold import State, fold
 from pipeline.core.identity import document_id, qualify
 from tests.support.connectors.runner_kit import Bench
+from tests.support.pipeline.folded import event_of
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 
 pytestmark = pytest.mark.stack
@@ -67,7 +68,7 @@ class Pipeline:
             )
             return
         name = message.external_id
-        step = fold(self.states.get(name, State()), _event(message))
+        step = fold(self.states.get(name, State()), event_of(message))
         self.states[name] = state = step.state
         id_ = document_id(self.bench.tenant, self.bench.name, name)
         tags = list(qualify(self.bench.name, state.acl_tags))
@@ -137,17 +138,6 @@ class Pipeline:
         names = "complete_until, access_until, groups_until, listed_at, has_gaps, generation, reopened_at"
         rows = await self.bench.mine(names, "connector_freshness")
         return dict(zip(names.split(", "), rows[0], strict=True)) if rows else dict.fromkeys(names.split(", "))
-
-
-def _event(message: DocumentUpserted | AccessChanged | DocumentDeleted) -> Upsert | Access | Delete:
-    match message:
-        case DocumentUpserted():
-            access = tuple(message.acl_tags), tuple(message.required_tags)
-            return Upsert(message.version, message.observed_at, message.content.encode(), b"", *access)
-        case AccessChanged():
-            return Access(message.observed_at, tuple(message.acl_tags), tuple(message.required_tags))
-        case DocumentDeleted():
-            return Delete(message.version, message.observed_at)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -21,7 +21,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import open_pool
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins
 from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -38,8 +38,7 @@ class Place:
 async def place(stack: Stack) -> AsyncIterator[Place]:
     async with Library.create(stack, WordEmbedder()) as library:
         admin = library.settings.postgres.dsn.get_secret_value()
-        run_file(admin, "1-roles.sql")
-        run_file(admin, "2-grants.sql")
+        define_roles(admin)
         with logins(admin) as dsns:
             yield Place(library, PostgresSettings(dsn=dsns["penstock_worker"]))  # type: ignore[arg-type]
 

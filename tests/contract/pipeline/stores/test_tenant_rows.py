@@ -61,7 +61,7 @@ from query.retrieval import cache, vectors
 from query.retrieval.vectors import NeighbourQuery, Tuning
 from query.standing import table as standing
 from query.standing.words import Words
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import define_roles, logins, run_file
 from tests.support.pipeline.tenant_rows_kit import Ids, Mutating, connected, empty, fill, ids_of, sites
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.readers_kit import another_team
@@ -104,8 +104,7 @@ class Place:
 async def place(stack: Stack) -> AsyncIterator[Place]:
     async with Library.create(stack, WordEmbedder()) as library:
         admin = library.settings.postgres.dsn.get_secret_value()
-        run_file(admin, "1-roles.sql")
-        run_file(admin, "2-grants.sql")
+        define_roles(admin)
         for tenant in (HELD, OTHER):
             await fill(library, tenant, made_by(library.generation))
         with logins(admin) as dsns:

@@ -27,7 +27,7 @@ from query.modes.survey import (
     survey,
 )
 from tests.contract.pipeline.ledger.test_plans import Explaining
-from tests.support.deploy.roles_kit import run_file
+from tests.support.deploy.roles_kit import define_roles
 from tests.support.query.library import Library, WordEmbedder
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -85,8 +85,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
 @pytest_asyncio.fixture(loop_scope="module", params=["as the tables' owner", "below the policies by tenant"])
 async def ledger(library: Library, request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
     if is_held := request.param == "below the policies by tenant":
-        for file in ("1-roles.sql", "2-grants.sql"):
-            run_file(library.settings.postgres.dsn.get_secret_value(), file)
+        define_roles(library.settings.postgres.dsn.get_secret_value())
     async with library.pool.connection() as connection:
         await connection.execute(LOCAL_SETTINGS, ["10000"])
         if is_held:

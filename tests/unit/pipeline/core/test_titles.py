@@ -11,7 +11,7 @@ from pipeline.core.identity import chunk_ids
 from pipeline.core.model import ChunkParams
 from pipeline.core.normalise import MESSAGES_TYPE
 from pipeline.core.titles import MOST_CHUNKS, EmbeddedChunk, embedded_title, embedding_texts
-from tests.support.query.generations import generation
+from tests.support.pipeline.generations import generation
 
 DOCUMENT = UUID(int=7)
 WINDOW = 10

@@ -10,24 +10,12 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding import choose, convert
 from pipeline.runtime.settings import EmbeddingSettings
+from tests.support.pipeline.generations import generation
 
 KEY = SecretStr("k")
-GENERATION = Generation(
-    name="g1",
-    state="active",
-    model=convert.MODEL,
-    revision="",
-    dimensions=384,
-    input_window=254,
-    params=ChunkParams(),
-    document_prefix="",
-    query_prefix="",
-    chunk_table="chunks_g1",
-    keyword_index="chunks-g1",
-)
+GENERATION = generation(model=convert.MODEL, dimensions=384)
 
 
 @pytest.fixture(scope="session")

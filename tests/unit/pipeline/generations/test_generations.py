@@ -8,25 +8,13 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, EmbeddingService, Generation
+from pipeline.core.model import EmbeddingService
 from pipeline.embedding.choose import service_of, settings_of
 from pipeline.generations.limits import Feed, Limits, Paused
 from pipeline.runtime.settings import EmbeddingSettings, load
+from tests.support.pipeline.generations import generation
 
-LOCAL = Generation(
-    name="g1",
-    state="active",
-    model="all-MiniLM-L6-v2",
-    revision="",
-    dimensions=384,
-    input_window=254,
-    params=ChunkParams(),
-    document_prefix="",
-    query_prefix="",
-    chunk_table="chunks_g1",
-    keyword_index="chunks-g1",
-    service=EmbeddingService("local"),
-)
+LOCAL = generation(model="all-MiniLM-L6-v2", dimensions=384, service=EmbeddingService("local"))
 SERVED = replace(
     LOCAL,
     name="g2",
