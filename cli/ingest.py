@@ -52,10 +52,11 @@ MassDelete = Annotated[
 ]
 
 REFUSALS = {"mass_delete", "root_empty", "policy"}
-"""Something that was asked for was not done, and waits for a word: exit code 1."""
+"""Problems for which something was not done that an operator has to confirm: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
 POLL_SECONDS, POLL_PAUSE, MAX_POLL_SECONDS = 0.03, 5, 2.0
-"""Between two looks at what is searchable: at least, as a multiple of the time that the last one took, and at most."""
+"""The pause between two looks at what is searchable: POLL_PAUSE times the duration of the last look, but at least
+POLL_SECONDS and at most MAX_POLL_SECONDS."""
 POLL_IDS = 2_000
 
 

@@ -136,30 +136,30 @@ def local_outages() -> dict[str, str]:
 
 
 def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
-    """Services, what they must hold, and workers, each as soon as what it needs is there. Returns what was started;
-    stops it again on any failure."""
+    """Start the services, create what they must hold, and start the workers, each as soon as what it needs is there.
+    Returns what was started; stops it again on any failure."""
     if stack.is_new():  # later there may be records without a key, which a key cannot verify
         made_secret(stack.home / TRAIL_FILE)
-    following = _Following(stack, progress, workers)
+    later = _LaterSteps(stack, progress, workers)
     services: list[str] = []
     try:
-        services = stack.up(progress, on_step=following.step)
-        following.wait()
+        services = stack.up(progress, on_step=later.on_step)
+        later.wait()
     except BaseException:
-        following.cancel()
-        for name in (*following.started, *reversed(services)):
+        later.cancel()
+        for name in (*later.started, *reversed(services)):
             stack.stop(name)
         raise
-    return [*services, *following.started]
+    return [*services, *later.started]
 
 
-class _Following:
+class _LaterSteps:
     """The steps after the start of the services, in a thread of its own: most of them do not need all services, and
     Elasticsearch takes twice as long to start as the others."""
 
     def __init__(self, stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> None:
         self.started: list[str] = []
-        """The workers that this has begun to start."""
+        """The workers whose start has begun."""
         self._stack = stack
         self._progress = progress
         self._workers = workers
@@ -170,20 +170,20 @@ class _Following:
         }
         self._is_cancelled = False
         self._cancel: Callable[[], object] = lambda: None
-        self._threads = ThreadPoolExecutor(len(workers) + 1, thread_name_prefix="following")
+        self._threads = ThreadPoolExecutor(len(workers) + 1, thread_name_prefix="later-steps")
         self._ended = self._threads.submit(lambda: asyncio.run(self._run()))
 
-    def step(self, service: str, step: Step) -> None:
-        """A service has taken a step."""
+    def on_step(self, service: str, step: Step) -> None:
+        """Note that a service has taken a step."""
         with suppress(InvalidStateError):  # it was cancelled
             self._steps[service, step].set_result(None)
 
     def wait(self) -> None:
-        """Until all is done. Raises its error."""
+        """Wait until all is done. Raises the error of the step that failed."""
         self._ended.result()
 
     def cancel(self) -> None:
-        """Start nothing more. Nothing is waited for: a thread ends when its worker is stopped."""
+        """Start nothing more. This does not wait: a thread ends when its worker is stopped."""
         self._is_cancelled = True
         with suppress(RuntimeError):  # it has ended
             self._cancel()
@@ -204,7 +204,7 @@ class _Following:
         self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
         if self._is_cancelled:
             return
-        from cli import setup  # takes as long as Postgres
+        from cli import setup  # takes as long as the start of Postgres
 
         await self._reached("known")
         missing = self._missing()
@@ -230,9 +230,9 @@ class _Following:
         self._stack.mark_prepared()
 
     def _missing(self) -> list[str]:
-        """The workers that do not run, after those that must not go on were stopped."""
+        """Stop the workers that must not go on, and return those that do not run."""
         stack = self._stack
-        if stack.endpoints() != self._endpoints:  # a port was taken meanwhile: workers that run look in the wrong place
+        if stack.endpoints() != self._endpoints:  # a port was taken meanwhile: running workers have the old one
             for worker in stack.workers():
                 stack.stop(worker.name)
             stack.stop_query()
@@ -240,7 +240,7 @@ class _Following:
             if worker.name in self._workers and worker.ready and _runs_too_few(worker):
                 stack.stop(worker.name)
         running = {worker.name for worker in stack.workers() if worker.ready}
-        for name in _otherwise(self._workers) & running:  # together before, and now apart, or the other way round
+        for name in _replaced_by(self._workers) & running:  # in one process before and now in several, or the reverse
             stack.stop(name)
         running |= {QUERY} if stack.query().ready else set()
         return [name for name in self._workers if name not in running]
@@ -261,8 +261,8 @@ class _Following:
             self._progress("setup", line)
 
 
-def _otherwise(workers: Collection[str]) -> set[str]:
-    """The names of the workers that would do the same as these."""
+def _replaced_by(workers: Collection[str]) -> set[str]:
+    """Return the names of the workers that do the same as these: each of the stages, or all in one process."""
     from cli.workers import ALL
 
     return set(ALL) if "all" in workers else {"all"} if workers else set()
@@ -287,7 +287,8 @@ def _query_environment() -> dict[str, str]:
 
 
 def _runs_too_few(worker: Worker) -> bool:
-    """Whether connectors were added to the file since the worker read it. One that has fewer is another file."""
+    """Return whether connectors were added to the file since the worker read it. A file that lacks one of the worker's
+    connectors is another file."""
     from connectors.declared import file_of, load
 
     return worker.name == "connectors" and file_of().is_file() and worker.connectors < load().plans.keys()

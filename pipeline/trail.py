@@ -39,14 +39,14 @@ MOST_WAITING = 10_000
 """Records; what comes while so many wait (Postgres is away) is lost, counted, and noted in the trail."""
 STATEMENT_SECONDS = 5.0
 LOCK_SECONDS = 1.0
-"""For a record's place, or a head's number, that somebody's open transaction holds."""
+"""How long an attempt waits for a record's place, or a head's number, that another open transaction holds."""
 ATTEMPT_SECONDS = 15.0
-"""For one attempt. Postgres ends none of its own that waits for the disk or a synchronous standby while it commits, and
-nobody does behind a proxy that holds the connection."""
+"""The time limit of one attempt. Postgres does not end a commit that waits for the disk or a synchronous standby, and
+behind a proxy that holds the connection nothing else would."""
 WRITE_SECONDS = 30.0
-"""Until whoever waits for a record is refused, whatever became of the attempts."""
+"""The time limit of all attempts together. After it, the request that waits for its record is refused."""
 HELD_SECONDS = 30.0
-"""Until the next attempt at a head whose number was held: records are written meanwhile."""
+"""The pause before the next attempt at a head whose number was held. Records are written meanwhile."""
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """For what still waits when a process ends."""

@@ -42,7 +42,7 @@ class Inhibition:
 
 FRESHNESS = ("FreshnessBurnsFast", "FreshnessBurns", "FreshnessBurnsSlowly")
 LATE = (*FRESHNESS, "CertificateOld")
-"""They follow from whatever keeps changes from the stores."""
+"""The alerts that follow from whatever delays changes on their way to the stores."""
 QUERY_ERRORS = ("QueryErrorsBurnsFast", "QueryErrorsBurns", "QueryErrorsBurnsSlowly")
 LATENCY = ("SearchLatencyBurnsFast", "SearchLatencyBurns", "SearchLatencyBurnsSlowly")
 WITHOUT_LEDGER = (

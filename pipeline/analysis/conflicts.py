@@ -40,12 +40,13 @@ CANDIDATES = 24
 LEAST_SIMILAR = 0.4
 """The least cosine of a neighbour. Passages below share no statement."""
 SHARE = 0.25
-"""The share of its time that the task works, for all tenants, and leaves the database to others otherwise."""
+"""The share of its time in which the task works, for all tenants together. It leaves the database to others in the
+rest."""
 BUSY_CHECK_SECONDS = 1.0
 """Pause between two checks whether documents are pending."""
 GRAPH_AT_MOST_SECONDS = GROWN_AT_LATEST_SECONDS + 300.0
-"""How long comparisons wait for a graph: with some time to build it, and ten minutes less than until
-`PenstockAnalysisStuck` is raised, which counts whole batches."""
+"""How long comparisons wait for a graph: until it has to be begun, and some minutes to build it. It is ten minutes less
+than the limit of the alert `PenstockAnalysisStuck`, because a batch takes time, too."""
 READ_AT_ONCE = 32
 MOST_TUPLES = 20_000
 """The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""
@@ -85,7 +86,8 @@ class Conflicts:
         self._active = 0
         """How many tenants' messages are handled at the moment."""
         self._waited_seconds = 0.0
-        """For how long documents were pending, less the time in which they were not."""
+        """The time in which documents were pending, less the time in which they were not; between 0 and
+        BUSY_AT_MOST_SECONDS."""
         self._graph_waited_seconds = 0.0
         self._checked_at = self._check_at = monotonic()
 
@@ -124,7 +126,7 @@ class Conflicts:
                 await self._pause(began)
 
     async def _pause(self, began: float) -> None:
-        """Leave the database to others after work that began then."""
+        """Leave the database to others after work that began at this moment of ``monotonic``."""
         await asyncio.sleep((monotonic() - began) * (self._active / SHARE - 1))
 
     async def _divided(self, tenant: str, source: str) -> list[UUID]:
@@ -155,15 +157,16 @@ class Conflicts:
                 began = monotonic()
                 async with self._pool.connection() as connection:
                     await self._compare(connection, generation, document, some)
-                    # With them, because a long document takes minutes, and a process may end.
+                    # In the same transaction, after each part: a long document takes minutes, and a process may end.
                     done += some
                     await conflicts.record_examined(connection, generation.name, document_id, document, done)
                 await self._pause(began)
 
     async def _let_documents_go_first(self, generation: Generation) -> None:
-        """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS, and later for as
-        long as they were not. Wait also for the graph of a large table, which a first load gets at its end, for
-        GRAPH_AT_MOST_SECONDS: each comparison would read the whole table."""
+        """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS: after that, the
+        task waits again only for as long as they were not pending in between. Wait at most GRAPH_AT_MOST_SECONDS for
+        the graph of a large table, which a first load gets at its end: without it, each comparison would read the whole
+        table."""
         while monotonic() >= self._check_at:
             async with self._pool.connection() as connection:
                 pending = await work.pending(
@@ -171,7 +174,7 @@ class Conflicts:
                 )
                 lacks_graph = await graph.is_missed(connection, generation)
             now, is_busy = monotonic(), pending > BUSY_DOCUMENTS
-            since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # without messages nobody has waited
+            since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # while there were no messages, nothing waited
             waited = self._waited_seconds + (since if is_busy else -since)
             self._waited_seconds = min(max(0.0, waited), BUSY_AT_MOST_SECONDS)
             self._checked_at = now

@@ -225,8 +225,8 @@ class Loop:
         self._metrics.analysis_messages.labels(self.task.name).inc(len(batch))
 
     async def _analyse(self, batch: Sequence[Waiting]) -> None:
-        """Give the task these messages. One that it cannot compute with, now or ever, is found and passed over: a
-        field of its record, or a text, was made for that."""
+        """Give the task these messages. One for which the task raises OF_ONE_MESSAGE is passed over, because it would
+        fail for ever and delay its tenant: somebody may have written a text or a field for that purpose."""
         try:
             await self.task.handle([waiting.message for waiting in batch])
         except OF_ONE_MESSAGE as error:

@@ -15,8 +15,8 @@ from topics.registry import IDENTITIES
 
 STAGE = "identities"
 APPLY_SECONDS, APPLY_PAUSE_SECONDS = 30.0, 0.2
-"""How long a changed membership may take until the ledger has it. What was refused there is not waited for longer, nor
-do several in one batch take longer."""
+"""How long a batch waits until the ledger has its changed memberships, whatever their number, and even if the ledger
+has refused them; and the pause between two looks."""
 
 _MISSING = """
     SELECT FROM unnest(%(tenants)s::text[], %(sources)s::text[], %(principals)s::text[], %(times)s::timestamptz[])
@@ -29,7 +29,7 @@ _MISSING = """
 
 
 def latest() -> datetime:
-    """Until when the memberships of a batch that begins now are waited for."""
+    """Return until when a batch that begins now waits for memberships."""
     return datetime.now(UTC) + timedelta(seconds=APPLY_SECONDS)
 
 

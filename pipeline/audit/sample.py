@@ -22,7 +22,7 @@ NEIGHBOURS = 100
 EF_SEARCH = 1_000
 """The widest search that pgvector offers. A row that it does not find is found by no query."""
 EQUAL = 1e-6
-"""The largest distance of two vectors that count as equal: of cosines, and of signs none may differ."""
+"""The largest cosine distance of two vectors that count as equal. In a graph of signs, no sign may differ."""
 
 
 @dataclass(frozen=True, slots=True)

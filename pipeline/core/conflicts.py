@@ -42,7 +42,7 @@ COPIED_SHARE = 0.6
 LEAST_COPIED = 2
 """The fewest equal statements of a copy."""
 MOST_NEEDED = 100
-"""From more statements on, a passage is not searched for the words of each."""
+"""A passage with more statements is always compared: looking for the words of each would cost more than it saves."""
 REWORDED_SHARE = 0.5
 """The share of content words that a statement has in common with what it replaces, from which on it is reworded."""
 
@@ -83,15 +83,16 @@ class Passage:
 
     @cached_property
     def needed(self) -> Sequence[Sequence[str]]:
-        """A text with a statement of the same content words contains, ``_folded``, all words of one of these. The
-        longest come first."""
+        """The content words of each statement, ``_folded``, the longest first. A text with a statement of the same
+        content words contains all words of at least one of them."""
         return [
             sorted({_folded(word) for word in statement.key if word not in REPLACED}, key=len, reverse=True)
             for statement in self.statements
         ]
 
     def may_share_words(self, other: Passage) -> bool:
-        """False: no statement of this passage has the content words of one of the other."""
+        """Return False if no statement of this passage has the content words of a statement of the other. A cheap test,
+        before the other's statements are read."""
         if len(self.statements) > MOST_NEEDED:
             return True
         text = _folded(other.text)
@@ -178,7 +179,7 @@ def compare(a: Passage, b: Passage) -> Comparison | None:
     same_document = a.document == b.document
     if a.text_key == b.text_key:
         return None if same_document or not a.text_key else Comparison("duplicate", (), _older(a, b))
-    if not a.may_share_words(b):  # nor do they differ in a name only: that counts only for copies
+    if not a.may_share_words(b):  # a difference in a name only counts only for copies, which share words
         return None
     said_a, said_b = ({s.said for s in p.statements} for p in (a, b))
     equal = set() if same_document else said_a & said_b  # neighbouring chunks of a document repeat each other's ends

@@ -83,8 +83,8 @@ class Table:
 
     @property
     def builds_alone(self) -> bool:
-        """Whether one process builds its graph, so that other work has the other processors: waiting documents, or,
-        while a small table can be read whole in the meantime, whatever people do next."""
+        """Whether one process builds its graph, which leaves the other processors to other work. It does while
+        documents wait, and for the first graph of a small table, which searches can read whole in the meantime."""
         return not self.loaded and (self.busy or (self.own is None and self.rows <= READ_WHOLE_ROWS))
 
 

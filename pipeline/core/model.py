@@ -18,7 +18,8 @@ VectorIndex = Literal["pgvector", "elasticsearch"]
 index, whose entries then carry the vectors."""
 Quantisation = Literal["halfvec", "binary"]
 MAX_GRAPH_DIMENSIONS: Mapping[Quantisation, int] = {"halfvec": 4_000, "binary": 16_000}
-"""That a graph in pgvector takes; a graph of signs would take 64,000, but the row with its halfvec does not."""
+"""The most dimensions that a graph in pgvector takes; a graph of signs would take 64,000, but the row
+with its halfvec does not."""
 
 ConflictKind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
 Span = tuple[int, int]

@@ -317,9 +317,11 @@ class Heads:
             yield Finding("heads-cut-off", f"head {number}")
 
     def _before_first(self, second: Head | None) -> Iterator[Finding]:
-        """The code of the first head that is left cannot be checked, because the one before it is not there: whoever
-        removed that could have given this one any day. The second one's can, and age takes heads a month later than
-        records."""
+        """Report removed heads if the first one that is left is not head 1, unless they went by age.
+
+        The first head's own day is no evidence: its code cannot be checked without the head before it, so whoever
+        removed that one could have written any day. The second head's code can be checked, and heads are kept a month
+        longer than records. Therefore both must be older than the oldest day that records have to exist for."""
         first = self._first
         assert first is not None
         if first.number == 1:

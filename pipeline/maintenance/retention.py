@@ -22,11 +22,11 @@ MOST = 500
 """Rows of one table that are erased at once, in some tens of milliseconds."""
 IDLE_SECONDS = 60.0
 BUSY_SECONDS = 1.0
-"""Between two batches while there is more: 500 rows of each table a second at most."""
+"""The pause between two batches while there is more to erase: at most 500 rows of each table a second."""
 SETS_LOOKED_AT = 10_000
-"""Access sets of which a turn finds those without documents, in some tens of milliseconds."""
+"""How many access sets a turn examines for those that no document has: some tens of milliseconds."""
 ERASED_LOOKED_AT = 1_000
-"""Erased documents of which a turn erases what is left, in some tens of milliseconds."""
+"""How many erased documents a turn examines for what is left of them: some tens of milliseconds."""
 SPENDING_DAYS = 400
 """For how long the spending of each day is kept."""
 

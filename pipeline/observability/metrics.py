@@ -623,8 +623,8 @@ class Metrics:
         )
 
     def fence(self, worker: str) -> Callable[[bool], None]:
-        """Return a function that is called with whether the ledger refuses this worker. ``ledger_fenced`` is 1 while it
-        refuses one of those in the process."""
+        """Return a function that the worker calls with whether the ledger refuses it. ``ledger_fenced`` is 1 while the
+        ledger refuses any worker of the process."""
 
         def show(refused: bool) -> None:
             self._fenced[worker] = refused
@@ -633,7 +633,7 @@ class Metrics:
         return show
 
     def show_pause(self, seconds: Callable[[], float]) -> None:
-        """Show this method's result in ``dead_letter_pause``, the greatest of all that live."""
+        """Show the result of this method in ``dead_letter_pause``: the greatest of all objects that still exist."""
         self._pauses.append(WeakMethod(seconds))
         self.dead_letter_pause.set_function(
             lambda: max((alive() for method in self._pauses if (alive := method())), default=0.0)

@@ -33,10 +33,10 @@ STOP_SECONDS = 28.0
 library that waits for Kafka would delay the end for minutes. What is not drained by then is left to the next worker, as
 after any kill."""
 AGAIN_SECONDS, AGAIN_AT_MOST_SECONDS = 2.0, 30.0
-"""After a failure of one of several workers, until it is started again. The time doubles with each failure that
-follows: a start takes the interpreter from the others, and partitions from other processes."""
+"""The pause before one of several workers is started again after a failure. It doubles with each further failure: a
+start takes the interpreter from the other workers, and partitions from other processes."""
 LASTING_SECONDS = 60.0
-"""After this time, a failure follows none."""
+"""A worker that has run for this long has recovered: its next failure counts as its first."""
 THREADS_A_WORKER = 8
 """Threads of the event loop's pool for each of several workers, so that none waits for those of another: the texts of
 large documents are cut there, and some lanes may do that at the same time."""

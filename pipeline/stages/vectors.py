@@ -58,8 +58,8 @@ class _Plan:
     missing: tuple[UUID, ...]
     gone: tuple[UUID, ...]
     had_rows: bool
-    """Whether the table had rows of it: their copies of its access may be old. Rows of a document that had none come
-    with the access of their ``want_seq``, from whichever worker."""
+    """Whether the table already had rows of the document: their copies of its access may be out of date. Where it had
+    none, whichever worker writes the rows writes the access of their ``want_seq`` with them."""
 
 
 class VectorSink(FinalStage):

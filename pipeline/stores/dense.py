@@ -30,9 +30,10 @@ nearest are found follows from this sum, whatever the number of shards (docs/per
 MAX_CANDIDATES = 10_000
 """The most that Elasticsearch allows for each shard."""
 MAX_OVERSAMPLED = floor(MAX_CANDIDATES / OVERSAMPLE)
-"""The most of which a shard compares OVERSAMPLE times as many by their whole vectors: with more it finds no more."""
+"""The largest number of results for which a shard can compare OVERSAMPLE times as many candidates by their whole
+vectors."""
 _shards: dict[str, int] = {}
-"""By index, into how many shards it is divided, according to its last response."""
+"""Index → the number of its shards, according to its last response."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ async def compare(
         search = Search(pool, es, embedders, timeouts=PATIENT, settings=alone)
 
         async def both(question: Question) -> Sequence[SearchResults]:
-            """By the active generation, then by the candidate."""
+            """Search with the active generation, then with the candidate."""
             return [
                 await search.search(question.text, question.caller, top=MAX_TOP, rerank=False, generation=generation)
                 for generation in (active, existing[candidate])

@@ -150,8 +150,9 @@ class _Portion:
 
 
 class Account:
-    """The account of one request, to which its use is charged; it is settled at the end. What the request began and
-    others wait for is charged to it also afterwards: who leaves early does not get it for nothing."""
+    """The account of one request, to which its use is charged; it is settled at the end. Work that the request
+    began, and that other requests wait for too, is charged to it even if its client has left: leaving early does not
+    make it free."""
 
     def __init__(self, reserved: Sequence[tuple[_Portion, Amounts]]) -> None:
         """reserved: the amounts that were reserved of each portion."""

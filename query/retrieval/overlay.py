@@ -143,7 +143,7 @@ class WatchedStores(_EditedStores):
         }
         if any(c.document_id in self._overlay.documents for candidates in first.values() for c in candidates):
             return True
-        # Above these scores a passage would be among the candidates, or where they end.
+        # A new passage with a higher score than this would be among the candidates, or be the next one after them.
         least = {
             ranker: candidates[-1].score if len(candidates) > depth else float("-inf")
             for ranker, candidates in first.items()

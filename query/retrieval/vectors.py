@@ -51,9 +51,9 @@ VISIT_COST = 8
 41 ms and reading the 9,968 rows took 34 ms."""
 
 OVERFETCH = 2
-"""How many times the limit a walk through signs fetches, besides ``RESCORED``, and up to how long a walk rows are read
-exactly instead. A walk through halfvecs fetches the limit up to EF_SEARCH_ROWS (docs/adr/0113), and up to this many
-times the limit in larger tables: of who may read a tenth, the ten nearest are among the hundred nearest of all."""
+"""A walk through signs fetches this many times the limit, times ``RESCORED``. A walk through halfvecs fetches the limit
+in tables of up to EF_SEARCH_ROWS rows (docs/adr/0113), and up to this many times the limit in larger ones. The length
+of such a walk also decides up to how many rows are read exactly instead of it."""
 
 
 EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH = 300, 100_000, 1_000
