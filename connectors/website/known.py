@@ -82,7 +82,7 @@ class KnownPages:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to save again."""
+        """Return whether SAVE_SECONDS have passed since the last save."""
         return time.monotonic() - self._saved_at > SAVE_SECONDS
 
     async def save(self) -> None:

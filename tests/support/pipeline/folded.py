@@ -18,7 +18,7 @@ def fold_all(messages: Iterable[AnyMessage]) -> dict[str, State]:
 
 
 def event_of(message: DocumentUpserted | AccessChanged | DocumentDeleted) -> Event:
-    """What the ledger folds. A content hash is the text itself."""
+    """The event that the ledger folds. A content hash is the text itself."""
     match message:
         case DocumentUpserted():
             access = tuple(message.acl_tags), tuple(message.required_tags)
