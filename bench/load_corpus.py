@@ -136,12 +136,12 @@ class WordVectors:
         total = np.sum([self._of(w) for w in words], axis=0)
         return np.asarray(total / np.linalg.norm(total), dtype=np.float32)
 
-    def _of(self, one: str) -> Vectors:
-        if one not in self._known:
-            self._known[one] = self._drawn(one)
-        return self._known[one]
+    def _of(self, word: str) -> Vectors:
+        if word not in self._known:
+            self._known[word] = self._drawn(word)
+        return self._known[word]
 
-    def _drawn(self, one: str) -> Vectors:
-        rare = 1 / (1 + 200 / (10 + self._rank.get(one, VOCABULARY)))
-        dice = np.random.default_rng(crc32(one.encode()))
+    def _drawn(self, word: str) -> Vectors:
+        rare = 1 / (1 + 200 / (10 + self._rank.get(word, VOCABULARY)))
+        dice = np.random.default_rng(crc32(word.encode()))
         return np.asarray(rare * self._scale * dice.standard_normal(self.dimensions), dtype=np.float32)

@@ -226,7 +226,7 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
 async def _live(
     service: Service, question: Question, caller: Caller, note: Callable[[Sources], Awaitable[None]]
 ) -> Answer:
-    """Printed on the terminal as it is written."""
+    """Print the answer on the terminal while it is written."""
     from cli.markdown_stream import MarkdownStream
     from query.answers.model import Delta, Done, Failed, Sources
 

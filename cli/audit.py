@@ -111,7 +111,8 @@ async def _audit(options: AuditOptions, *, json_output: bool) -> bool:
 async def _compare_changed(
     settings: Settings, pool: Pool, es: AsyncElasticsearch, options: AuditOptions, bars: Bars
 ) -> None:
-    """Bring an index that was restored or made anew after the ledger, so that it is searched again."""
+    """Compare a keyword index that was restored, or created anew, with the ledger, and have it filled, so that it is
+    searched again."""
     from pipeline.audit.refill import IndexGuard
     from pipeline.kafka.client import producer
     from pipeline.observability.metrics import Metrics

@@ -218,7 +218,7 @@ def remove(
     """
     from typing import Any
 
-    from cli.withdraw import agreed, tell, wire, withdraw_all, withdrawal
+    from cli.withdraw import agreed, show_outcome, wire, withdraw_all, withdrawal
 
     if file is not None and tenant is None and (plan := declarations(file).plans.get(name)) is not None:
         tenant = plan.tenant
@@ -228,19 +228,19 @@ def remove(
 
         async with wire() as (pool, kafka):
             of_tenant = await tenant_of(pool, name, tenant)
-            one = withdrawal(pool, kafka, of_tenant, name)
+            withdrawn = withdrawal(pool, kafka, of_tenant, name)
             summary: dict[str, Any] = {"name": name, "tenant": of_tenant}
             await recording("connector.remove", tenant=of_tenant, object=f"source:{name}")
             if withdraw:
-                return summary | await withdraw_all([one], what=f"connector {name}", yes=yes, quiet=json_output)
-            stay = (await one.extent()).documents
+                return summary | await withdraw_all([withdrawn], what=f"connector {name}", yes=yes, quiet=json_output)
+            stay = (await withdrawn.extent()).documents
             question = f"Remove connector {name}? Its {stay} documents stay searchable; --withdraw also withdraws them."
             if not agreed(question, yes=yes, quiet=json_output):
                 return {**summary, "done": False}
-            await one.remove()
+            await withdrawn.remove()
             return {**summary, "documents": 0, "done": True}
 
-    tell(asyncio.run(change()), json_output)
+    show_outcome(asyncio.run(change()), json_output)
 
 
 @connector.command()

@@ -31,7 +31,8 @@ from pipeline.stores.postgres import Pool, open_pool
 
 LOOK_SECONDS = 0.2
 EVERYTHING: Sequence[Sequence[Action]] = (("load",), ("changes", "groups", "sweep"))
-"""In this order; those of one step side by side. A sweep before the end of the load would see it half done."""
+"""The actions of a whole run, step by step; those of one step run at the same time. A sweep before the end of the load
+would see a part of it."""
 
 
 async def run_once(
@@ -87,7 +88,7 @@ async def run_once(
 
 @asynccontextmanager
 async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[Instance | None]:
-    """An instance that runs here; None: a worker has it."""
+    """Run the instance in this process. Yields it, or None if a worker runs it."""
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
         stack.enter_context(lineage.running())
@@ -115,7 +116,7 @@ async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[
 
 
 async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:
-    """One line for the progress bar."""
+    """Return the line of the progress bar."""
     if here is not None:
         busy = [
             f"{name}: {activity.status.reason or activity.status.state}"
@@ -130,7 +131,7 @@ async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:
 
 
 async def _follow(pool: Pool, plan: Plan) -> None:
-    """Until Ctrl-C: a line whenever something was published, or how it is has changed."""
+    """Print a line whenever something was published or the connector's state has changed, until Ctrl-C."""
     shown: object = None
     stderr.print(f"following {plan.name} (stop with Ctrl-C)", markup=False)
     with contextlib.suppress(asyncio.CancelledError):

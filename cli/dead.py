@@ -366,12 +366,12 @@ def _named(by: str | None) -> str:
 
 
 def _reasoned(reason: str | None, *, undo: bool) -> str | None:
-    said = (reason or "").strip()
-    if len(said) > MAX_REASON_CHARACTERS:
+    text = (reason or "").strip()
+    if len(text) > MAX_REASON_CHARACTERS:
         raise typer.BadParameter(f"--reason: at most {MAX_REASON_CHARACTERS} characters")
-    if not said and not undo:
+    if not text and not undo:
         raise typer.BadParameter("--reason is required: state in a few words why no replay is needed")
-    return said or None
+    return text or None
 
 
 async def _dismiss(

@@ -49,8 +49,8 @@ def letter_json(letter: Letter) -> dict[str, Any]:
     }
 
 
-def judged_json(one: TrailEntry) -> dict[str, Any]:
-    return {"at": one.at.isoformat(), "action": one.action, "by": one.by, "reason": one.reason}
+def judged_json(entry: TrailEntry) -> dict[str, Any]:
+    return {"at": entry.at.isoformat(), "action": entry.action, "by": entry.by, "reason": entry.reason}
 
 
 def record_json(sealed: Sealed, *, value: bool) -> dict[str, Any]:

@@ -144,15 +144,15 @@ class Plan(NamedTuple):
     question: str
     step: Callable[[], Awaitable[None]]
     record: Callable[[], Awaitable[None]]
-    """In the audit trail, before the step."""
+    """Writes the record of the step to the audit trail, before the step."""
     already_erased: bool = False
-    """Its own row is: by age, or by this command."""
+    """True if the document's row was erased before, by age or by this command."""
 
 
 def _forget(
     subject: str, name: str, plan: Callable[[Work], Awaitable[Plan]], *, yes: bool, wait: float, json_output: bool
 ) -> None:
-    """Ask, erase and print the receipt. Exit code 1 when it was not agreed to."""
+    """Ask, erase and print the receipt. Exits with 1 if the operator did not agree."""
 
     async def working() -> Receipt | None:
         from pipeline.runtime.settings import load
@@ -188,9 +188,9 @@ class Receipt:
     name: str
     at: datetime
     erased: dict[str, int]
-    """Rows, entries or messages, by where they stood."""
+    """Numbers of rows, entries or messages, by where they were."""
     remains: list[dict[str, Any]]
-    """where, until (RFC 3339; None: see why), why."""
+    """What is not erased yet, each with ``where``, ``until`` (RFC 3339; None: see ``why``) and ``why``."""
     already_erased: bool = False
 
     def json(self) -> dict[str, Any]:
@@ -215,12 +215,12 @@ class Work:
     wait_seconds: float
     erased: Counter[str] = field(default_factory=Counter)
     left_entries: int = 0
-    """In Elasticsearch, although the ledger wants none of them."""
+    """Entries that are still in Elasticsearch, although the ledger wants none of them."""
     promoted_from_feedback: int = 0
     """Golden questions that remain of the tenant, and that were promoted from feedback of people who are not known."""
 
     async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
-        """One that nobody is about to publish again."""
+        """Erase a document that nobody is about to publish again."""
         chunks = await self._judged(tenant, [id_])
         stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
         await self._until(
@@ -243,7 +243,7 @@ class Work:
         await self.unused_access_sets(tenant)
 
     async def source(self, tenant: str, name: str) -> None:
-        one = withdrawal(self.pool, self.producer, tenant, name)
+        withdrawn = withdrawal(self.pool, self.producer, tenant, name)
         principals = [
             who
             for (who,) in await self._all(
@@ -255,7 +255,7 @@ class Work:
         ]
         last = UUID(int=0)
         chunks: dict[UUID, set[UUID]] = {}
-        await one.remove()
+        await withdrawn.remove()
         while page := await self._all(
             "SELECT id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
             " AND deleted_at IS NULL ORDER BY id LIMIT %(page)s",
@@ -266,7 +266,7 @@ class Work:
         ):
             last = page[-1][0]
             chunks |= await self._judged(tenant, [id_ for (id_,) in page])
-        await one.whole()
+        await withdrawn.whole()
         [(sent,)] = await self._all("SELECT clock_timestamp()")
         await self._until(
             "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="  # noqa: S608 — constants of this module
@@ -458,8 +458,8 @@ class Work:
     async def _erase_documents(
         self, tenant: str, source: str, named: Mapping[UUID, str], chunks: Mapping[UUID, Collection[UUID]]
     ) -> int:
-        """Those of them that are deleted, and both stores have let go of, while nobody can publish them anew; how many
-        those were. named: id to external id."""
+        """Erase those of these documents that are deleted and no longer in either store, and return their number. Their
+        rows are locked, so that nobody can publish them again meanwhile. named: id to external id."""
         from pipeline.ledger.personal import lock_deleted
         from pipeline.stores.postgres import translated
 
@@ -541,7 +541,8 @@ class Work:
         self.erased.update({f"postgres {table}": count for table, count in counts.items()})
 
     async def unused_access_sets(self, tenant: str) -> None:
-        """All of the tenant's: a command that was cut off no longer knows which its documents had."""
+        """Erase all unused access sets of the tenant: a command that was interrupted and run again no longer knows
+        which sets its documents had."""
         await self._access_sets(
             tenant,
             "NOT EXISTS (SELECT FROM documents d WHERE d.tenant = access_sets.tenant AND d.access_id = access_sets.id)",
@@ -564,7 +565,8 @@ class Work:
                 self.erased["postgres access_sets"] += count
 
     async def _entries(self, ids: Sequence[UUID]) -> None:
-        """The workers have deleted them; what an accident has left is named."""
+        """Count the documents' entries that are left in Elasticsearch. The workers have deleted them, unless something
+        went wrong."""
         from pipeline.stores.elasticsearch import connect
 
         es = connect(self.settings.elasticsearch)
@@ -650,8 +652,8 @@ class Work:
             self.erased["postgres conversation_pairs"] += pairs
 
     async def _tombstones(self, tenant: str, principals: dict[str, list[str]]) -> None:
-        """So that compaction takes the keys, and the names in them, out of the topic. After their empty sets were
-        accepted: until then nobody may lose those."""
+        """Send tombstones, so that compaction removes the keys, and the names in them, from the topic. It comes
+        after the principals' empty sets of groups were accepted: compaction may remove a set that was not read yet."""
         from pipeline.kafka.client import deliver
         from pipeline.stages.identities import TOMBSTONE
         from topics.registry import IDENTITIES

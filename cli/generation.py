@@ -455,8 +455,8 @@ async def _build(
     from pipeline.runtime.settings import dist, load
 
     settings = load()
-    with lineage.running(), shown(quiet=quiet) as (bars, tell, note):
-        async with open_builder(settings, tell, note) as builder:
+    with lineage.running(), shown(quiet=quiet) as (bars, on_progress, note):
+        async with open_builder(settings, on_progress, note) as builder:
             work = Migration(builder, settings.embedding, dist() / "models")
             plan = await work.plan(change)
             limits: Limits = Limits(tokens_per_minute, _budget(budget, plan.price), plan.price)
@@ -522,8 +522,8 @@ async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> Rebu
     from pipeline.observability import lineage
     from pipeline.runtime.settings import load
 
-    with lineage.running(), shown(quiet=quiet) as (bars, tell, note):
-        async with open_rebuild(load(), tell, note) as work:
+    with lineage.running(), shown(quiet=quiet) as (bars, on_progress, note):
+        async with open_rebuild(load(), on_progress, note) as work:
             plan = await work.plan(what.value)
             if not quiet:
                 stderr.print(_rebuild_plan_line(plan), soft_wrap=True)
@@ -554,31 +554,32 @@ def _rebuild_result_line(result: RebuildResult) -> str:
 
 @contextmanager
 def shown(*, quiet: bool) -> Iterator[tuple[Progress, OnProgress, Callable[[str], None]]]:
-    """(bars, what to tell of a phase, what to say in a line). quiet: no bars; lines go to stderr all the same."""
+    """Show progress. Yields the bars, the function that receives the progress of a phase, and the one that prints a
+    line. quiet: no bars; lines go to stderr all the same."""
     with progress_bars(quiet=quiet) as bars:
         bars.columns = (*bars.columns, TimeRemainingColumn())
         tasks: dict[str, TaskID] = {}
         began: dict[str, tuple[float, int]] = {}
-        said = monotonic()
+        printed_at = monotonic()
 
-        def tell(phase: Phase, done: int, total: int) -> None:
-            nonlocal said
+        def on_progress(phase: Phase, done: int, total: int) -> None:
+            nonlocal printed_at
             if phase not in tasks:
                 tasks[phase] = bars.add_task(PHASES[phase])
                 began[phase] = monotonic(), done
             bars.update(tasks[phase], completed=done, total=total)
-            if bars.disable and monotonic() - said >= LINE_INTERVAL_SECONDS:
-                said = monotonic()
+            if bars.disable and monotonic() - printed_at >= LINE_INTERVAL_SECONDS:
+                printed_at = monotonic()
                 stderr.print(f"{PHASES[phase]}: {done:,} of {total:,}{_left(*began[phase], done, total)}")
 
         def note(line: str) -> None:
             stderr.print(line, soft_wrap=True)
 
-        yield bars, tell, note
+        yield bars, on_progress, note
 
 
 def confirmed(bars: Progress, *, yes: bool) -> bool:
-    """Whether to go on: asked of a person at a terminal, unless that was said beforehand."""
+    """Return whether to go on. A person at a terminal is asked, unless the command has --yes."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     bars.stop()

@@ -78,7 +78,7 @@ def add(
         )
         raise typer.Exit(2)
     asker = _asker(tenant, principals, tags)
-    one = Golden(
+    question = Golden(
         tenant,
         query.strip(),
         (Judged(source, external_id, anchor.strip(), gain),),
@@ -86,7 +86,7 @@ def add(
         asker.tags,
         reference,
     )
-    known = asyncio.run(_add(one))
+    known = asyncio.run(_add(question))
     stdout.print(f"{len(known.judged)} judgements of this question")
 
 
@@ -369,20 +369,20 @@ async def _promoted(asker: Asker, subject: UUID) -> list[Golden]:
         return await promote(connection, asker, subject)
 
 
-async def _add(one: Golden) -> Golden:
-    """Beside what is judged for the question already."""
+async def _add(question: Golden) -> Golden:
+    """Add a judgement to those that the question already has, or replace the one of the same passage."""
     from dataclasses import replace
 
     from query.evaluation.golden import load, store
 
     async with _connected() as connection:
-        [judged] = one.judged
-        for known in await load(connection, one.tenant):
-            if known.text == one.text:
+        [judged] = question.judged
+        for known in await load(connection, question.tenant):
+            if known.text == question.text:
                 others = tuple(j for j in known.judged if j.key != judged.key)
-                one = replace(one, judged=(*others, judged), reference=one.reference or known.reference)
-        await store(connection, one)
-    return one
+                question = replace(question, judged=(*others, judged), reference=question.reference or known.reference)
+        await store(connection, question)
+    return question
 
 
 async def _keep(all_of: Sequence[Golden]) -> None:

@@ -106,7 +106,7 @@ def ingest(
             quiet=json_output,
         )
     )
-    _tell_problems(report)
+    _print_problems(report)
     if json_output:
         print_json(result)
     else:
@@ -177,7 +177,7 @@ async def _ingest(
 async def _reported(
     pool: Pool, paths: list[Path], tenant: str, source: str, *, wait: bool
 ) -> AbstractContextManager[Run]:
-    """The load as a run in lineage. It writes to the ledger, and with ``wait`` both stores are known to follow."""
+    """The load as a run in lineage. Its outputs are the ledger and, with ``wait``, both stores."""
     from pipeline.ledger import generations
     from pipeline.observability import lineage
     from pipeline.runtime.settings import load
@@ -196,7 +196,7 @@ async def _reported(
 
 
 async def _database_time(pool: Pool) -> datetime:
-    """The database's clock: what happened since then is told by its own stamps."""
+    """The time by the database's clock, to be compared with the times that the database writes."""
     async with pool.connection() as connection:
         row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
     assert row is not None
@@ -213,7 +213,8 @@ async def _connector(
     *,
     mass_delete: bool,
 ) -> tuple[FolderConnector, str, Checkpoint, Pool]:
-    """(connector, its source, checkpoint, pool) on the running services, closed with the stack."""
+    """Open the folder connector on the running services. Returns it with its source, its checkpoint and the pool, all
+    closed with the stack."""
     from connectors.folder.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.folder.options import FolderOptions
@@ -266,7 +267,8 @@ def _token(changes: list[Publication]) -> str | None:
 
 
 async def _lost(pool: Pool, tenant: str, source: str, report: ScanReport) -> list[str]:
-    """Documents that the checkpoint calls published and the ledger has never heard of: in a topic still, or lost."""
+    """The documents that were published according to the checkpoint, and that the ledger does not know: their events
+    are still in a topic, or lost."""
     from pipeline.ledger.arrivals import known
 
     names = [name for name, _ in report.unchanged]
@@ -318,7 +320,7 @@ async def _until_searchable(
 
 
 async def _embedded(pool: Pool, ids: Sequence[UUID]) -> int:
-    """Chunks embedded for these documents, ever."""
+    """The number of chunks that were ever embedded for these documents."""
     from pipeline.ledger.arrivals import embedded_ever
 
     total = 0
@@ -329,7 +331,7 @@ async def _embedded(pool: Pool, ids: Sequence[UUID]) -> int:
 
 
 async def _known_before(checkpoint: Checkpoint, tenant: str, source: str, paths: list[Path]) -> list[UUID]:
-    """The documents that stand under these paths already: what was embedded for them before is not counted again."""
+    """The documents under these paths that were published before: what was embedded for them is not counted again."""
     now = await checkpoint.now()
     return list(
         {
@@ -364,19 +366,19 @@ async def _watch(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
-    def tell(report: ScanReport) -> None:
+    def on_report(report: ScanReport) -> None:
         for event in report.published:
             stderr.print(f"{event.kind:9} {event.external_id}", soft_wrap=True, markup=False)
-        _tell_problems(report)
+        _print_problems(report)
 
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("watch"))
         connector, *_ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
         stderr.print(f"watching {', '.join(str(p) for p in paths)} (stop with Ctrl-C)", soft_wrap=True, markup=False)
-        await connector.watch(stop, tell)
+        await connector.watch(stop, on_report)
 
 
-def _tell_problems(report: ScanReport) -> None:
+def _print_problems(report: ScanReport) -> None:
     for problem in report.problems:
         stderr.print("[red]warning[/]" if problem.code in WARNINGS else "[yellow]skipped[/]", end=" ")
         stderr.print(str(problem), soft_wrap=True, markup=False)

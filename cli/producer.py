@@ -218,25 +218,25 @@ def _require_patterns(patterns: list[str]) -> None:
             raise typer.BadParameter(f"{printable(pattern)}: write the pattern as TENANT/SOURCE")
 
 
-def _json(one: Producer, keys: list[Key], now: datetime) -> dict[str, Any]:
-    def term(thing: Producer | Key) -> dict[str, Any]:
-        until = thing.term.until
+def _json(entry: Producer, keys: list[Key], now: datetime) -> dict[str, Any]:
+    def term(subject: Producer | Key) -> dict[str, Any]:
+        until = subject.term.until
         return {
-            "valid_from": thing.term.since.isoformat(),
+            "valid_from": subject.term.since.isoformat(),
             "valid_until": until.isoformat() if until else None,
-            "in_force": thing.term.holds(now),
+            "in_force": subject.term.holds(now),
         }
 
     return {
-        "producer": one.name,
-        "allow": list(one.allow),
-        **term(one),
+        "producer": entry.name,
+        "allow": list(entry.allow),
+        **term(entry),
         "keys": [{"key_id": key.key_id, **term(key)} for key in keys],
     }
 
 
-def _until(thing: Producer | Key, now: datetime) -> str:
-    since, until = thing.term.since, thing.term.until
+def _until(subject: Producer | Key, now: datetime) -> str:
+    since, until = subject.term.since, subject.term.until
     if since > now:
         return f"  from {since:%Y-%m-%d %H:%M} UTC"
     if until is None:
@@ -299,7 +299,8 @@ def _with_key(
     *,
     json_output: bool,
 ) -> None:
-    """Make or read a key, enrol it, and tell. A private key file that is not enrolled in the end is removed."""
+    """Make or read a key, enrol it, and print the result. The file of a private key that could not be enrolled is
+    removed."""
     from topics.signatures import key_id, new_private_key, public_key_of
 
     private = None if public_key is not None else new_private_key()

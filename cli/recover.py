@@ -112,12 +112,12 @@ async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> 
     with progress_bars(quiet=quiet) as bars:
         tasks: dict[str, Any] = {}
 
-        def tell(phase: str, done: int, total: int) -> None:
+        def on_progress(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
                 tasks[phase] = bars.add_task(DOING[phase])
             bars.update(tasks[phase], completed=done, total=total)
 
-        async with open_recovery(load(), tell) as recovery:
+        async with open_recovery(load(), on_progress) as recovery:
             await recovery.require_stopped()
             await recovery.accept("rewinding")
             since = since or await recovery.before_failover()

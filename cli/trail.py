@@ -135,14 +135,14 @@ async def _document(connection: Connection, tenant: str, name: str, source: str 
 
 
 def _line(sealed: Sealed) -> str:
-    one = sealed.record
-    documents = [str(id_) for id_ in one.documents]
+    record = sealed.record
+    documents = [str(id_) for id_ in record.documents]
     more = f" and {len(documents) - MOST_NAMED} more" if len(documents) > MOST_NAMED else ""
-    what = ", ".join(documents[:MOST_NAMED]) + more or one.object
-    who = one.actor + (f" ({', '.join(one.access)})" if one.access else "")
-    decision = "" if one.decision == "allowed" else f" {one.decision}: {one.reason}"
-    at = one.at.astimezone().isoformat(sep=" ", timespec="seconds")
-    return printable(f"{at}  {who}  {one.tenant}  {one.action}{decision}  {what}  {one.address}").rstrip()
+    what = ", ".join(documents[:MOST_NAMED]) + more or record.object
+    who = record.actor + (f" ({', '.join(record.access)})" if record.access else "")
+    decision = "" if record.decision == "allowed" else f" {record.decision}: {record.reason}"
+    at = record.at.astimezone().isoformat(sep=" ", timespec="seconds")
+    return printable(f"{at}  {who}  {record.tenant}  {record.action}{decision}  {what}  {record.address}").rstrip()
 
 
 @trail.command()
@@ -220,8 +220,8 @@ def _noted(file: Path) -> frozenset[tuple[int, bytes]]:
     heads = set()
     for line in file.read_bytes().splitlines():
         try:
-            said = json.loads(line[line.index(b"{") :])
-            heads.add((int(said["number"]), bytes.fromhex(said["mac"])))
+            head = json.loads(line[line.index(b"{") :])
+            heads.add((int(head["number"]), bytes.fromhex(head["mac"])))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # of a log, most lines are about something else, and some quote what others sent
     if not heads:

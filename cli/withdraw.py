@@ -65,21 +65,21 @@ def withdraw_document(
     async def run() -> dict[str, Any]:
         async with wire() as (pool, kafka):
             id_, of_source, external_id, erased = await the_document(pool, tenant, name, source)
-            one = withdrawal(pool, kafka, tenant, of_source)
+            withdrawn = withdrawal(pool, kafka, tenant, of_source)
             summary: dict[str, Any] = {"tenant": tenant, "source": of_source, "external_id": external_id}
             if undo or not erased:
                 action = "document.unwithdraw" if undo else "document.withdraw"
                 await recording(action, tenant=tenant, object=f"document:{id_}")
             if undo:
-                return {**summary, "done": await one.undo([external_id]) == 1, "undone": True}
+                return {**summary, "done": await withdrawn.undo([external_id]) == 1, "undone": True}
             if erased:
                 return {**summary, "documents": 0, "done": True, "already_erased": True}
             if not agreed(f"Withdraw {of_source}/{external_id}?", yes=yes, quiet=json_output):
                 return {**summary, "documents": 1, "done": False}
-            await one.documents([external_id])
+            await withdrawn.documents([external_id])
             return {**summary, "documents": 1, "done": True}
 
-    tell(asyncio.run(run()), json_output)
+    show_outcome(asyncio.run(run()), json_output)
 
 
 @tenant.command("withdraw")
@@ -106,7 +106,7 @@ def withdraw_tenant(
             await recording("tenant.withdraw", tenant=name, object=f"tenant:{name}")
             return {"tenant": name, **await withdraw_all(every, what=f"tenant {name}", yes=yes, quiet=json_output)}
 
-    tell(asyncio.run(run()), json_output)
+    show_outcome(asyncio.run(run()), json_output)
 
 
 async def withdraw_all(every: list[Withdrawal], *, what: str, yes: bool, quiet: bool) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def agreed(question: str, *, yes: bool, quiet: bool) -> bool:
     return typer.confirm(printable(question), err=True)
 
 
-def tell(summary: Mapping[str, Any], json_output: bool) -> None:
-    """Exit code 1: nothing was done."""
+def show_outcome(summary: Mapping[str, Any], json_output: bool) -> None:
+    """Print what was done. Exits with 1 if nothing was."""
     if json_output:
         print_json(summary)
     elif summary.get("already_erased"):

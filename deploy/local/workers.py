@@ -83,7 +83,7 @@ def stop_all(home: Path, progress: Callable[[str, str], None]) -> list[str]:
     keys = _keys(home)
     ran = [key for key in keys if processes(home, key)]
 
-    def one(key: str) -> None:
+    def stop_one(key: str) -> None:
         if key in ran:
             progress(key, "stopping")
         stop(home, key)
@@ -91,7 +91,7 @@ def stop_all(home: Path, progress: Callable[[str, str], None]) -> list[str]:
             progress(key, "stopped")
 
     with ThreadPoolExecutor(len(keys) or 1) as pool:
-        list(pool.map(one, keys))
+        list(pool.map(stop_one, keys))
     return ran
 
 

@@ -179,7 +179,7 @@ class Builder:
         self,
         build: Build,
         enough: Callable[[Outstanding], bool],
-        tell: Callable[[Outstanding], None] | None = None,
+        on_progress: Callable[[Outstanding], None] | None = None,
         *,
         before: datetime | None = None,
     ) -> None:
@@ -188,8 +188,8 @@ class Builder:
         absent, stall, last = 0, self._stall, -1
         while True:
             now = await builds.outstanding(self.connection, build, before=before)
-            if tell is not None:
-                tell(now)
+            if on_progress is not None:
+                on_progress(now)
             if enough(now):
                 return
             if now.failed and now.failed >= now.holding:

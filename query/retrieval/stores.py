@@ -400,7 +400,7 @@ class Stores:
     async def bm25_scores(
         self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
     ) -> dict[UUID, float]:
-        """See ``query.retrieval.keywords.relevance``."""
+        """See ``query.retrieval.keywords.bm25_scores``."""
         return await bm25_scores(self._es, scope.generation, ids, text, more) if ids else {}
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
