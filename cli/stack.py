@@ -126,7 +126,7 @@ def local_detect_stopped(report: Callable[[str], None]) -> Iterator[Callable[[],
 
 
 def local_outages() -> dict[str, str]:
-    """By stage, what the workers of this machine's local stack are stalled by."""
+    """By stage, the service that the workers of the local stack wait for."""
     stages = [stage for worker in local_stack().workers() for stage in worker.stages]
     return {
         stage["stage"]: f"waiting for {stage['waiting_for']} for {stage['waiting_seconds']:.0f} s ({stage['reason']})"
@@ -277,7 +277,8 @@ def _stages() -> tuple[str, ...]:
 
 
 def _query_environment() -> dict[str, str]:
-    """On one's own machine callers are believed, unless it is set how they prove who they are."""
+    """The environment of the local query service: development mode, unless the settings say how callers are
+    authenticated."""
     from query.settings import load
 
     serves, auth = load().serve, load().auth
@@ -295,20 +296,20 @@ def _runs_too_few(worker: Worker) -> bool:
 
 
 def _connectors() -> tuple[str, ...]:
-    """The worker of the connectors, where any are declared, or where it sends webhooks. It looks for the file where we
-    found it."""
+    """The connectors worker, if connectors are declared or webhooks are sent. It gets the path of the file that was
+    found."""
     from connectors.declared import VARIABLE, file_of, load
     from pipeline.runtime.settings import load as settings
 
     if not file_of().is_file():
         return ("connectors",) if settings().webhooks.key is not None else ()
-    load()  # what is wrong with it is said before anything is started
+    load()  # reports what is wrong with it before anything is started
     os.environ[VARIABLE] = str(file_of().absolute())  # the workers get our environment
     return ("connectors",)
 
 
 def _canary() -> tuple[str, ...]:
-    """The worker of the canaries, where it was said how often: on one's own machine nobody is paged."""
+    """The canary worker, if its interval is set: on one's own machine nobody is paged."""
     from pipeline.runtime.settings import load
 
     chosen = load().canary
@@ -334,15 +335,16 @@ def _print_table(stack: Stack) -> None:
 
 
 def print_page(console: Console, stack: Stack) -> None:
-    """Where the page is, with the token of development mode: on a terminal alone, because output is kept in logs.
-    To be copied: a click would put the token on the browser's command line, which all users of the machine can read."""
+    """Print the address of the page with the token of development mode, on a terminal only, because other output may be
+    kept in logs. It is to be copied: a click would put the token on the browser's command line, which all users of the
+    machine can read."""
     if console.is_terminal and (address := stack.page()) is not None:
         console.print(f"Copy into your browser: {address}", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """One line on stderr and exit code 1; 130 for Ctrl-C."""
+    """Turn errors into one line on stderr and exit code 1, or 130 for Ctrl-C."""
     try:
         yield
     except PenstockError as error:
@@ -359,7 +361,7 @@ def errors() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, str], None]]:
-    """A line for everything that is done; on a terminal, below them, what is still under way."""
+    """Print a line for everything that is done, and on a terminal, below them, what is still under way."""
     console = SafeConsole(stderr=True, highlight=False)
     under_way: dict[str, str] = {}
     lock = threading.Lock()

@@ -41,7 +41,7 @@ class Reader:
     principal: str
 
     async def record(self, action: str, documents: Sequence[UUID] = (), *, object: str = "") -> None:
-        """Write a record of the audit trail, before anything is shown."""
+        """Write the record of the audit trail, before anything is shown."""
         from pipeline.trail import access, recorded
 
         by = access([self.principal], [])

@@ -33,10 +33,11 @@ Outcome = Literal["written", "lost", "refused"]
 Count = Callable[[Outcome, int], None]
 
 FLUSH_SECONDS = 0.2
-"""For which records are collected in mode ``on``: what a killed process loses, with the commit that is under way."""
+"""How long records are collected before they are written, in mode ``on``. A process that is killed loses these, and
+those of the commit that is under way."""
 BATCH = 200
 MOST_WAITING = 10_000
-"""Records; what comes while so many wait (Postgres is away) is lost, counted, and noted in the trail."""
+"""The most records that wait while Postgres is away. Further ones are lost, counted, and noted in the trail."""
 STATEMENT_SECONDS = 5.0
 LOCK_SECONDS = 1.0
 """How long an attempt waits for a record's place, or a head's number, that another open transaction holds."""
@@ -49,7 +50,7 @@ HELD_SECONDS = 30.0
 """The pause before the next attempt at a head whose number was held. Records are written meanwhile."""
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
-"""For what still waits when a process ends."""
+"""How long a process that ends still tries to write what waits."""
 
 
 def keys_of(settings: TrailSettings) -> Keys:
@@ -65,13 +66,13 @@ class _Waiting:
 
 
 class _Chain:
-    """Where this process's chain stands."""
+    """The state of this process's chain."""
 
     def __init__(self, day: date) -> None:
         self.id: UUID = uuid4()
         self.day = day
         self.last: Sealed | None = None
-        """Committed."""
+        """The last record that is committed."""
         self.headed = 0
         self.headed_at = float("-inf")
 
@@ -85,7 +86,7 @@ class _Chain:
 
     def covered_by(self, head: Head) -> None:
         self.headed, self.headed_at = head.count, monotonic()
-        # Where logs are collected elsewhere this is the note outside of the database: `penstock trail verify --noted`.
+        # Collected logs are the copy outside of the database that `penstock trail verify --noted` needs.
         log.info("trail_head", number=head.number, mac=head.mac.hex())
 
 
@@ -102,7 +103,8 @@ class Trail:
         self._waiting: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
         self._lost, self._noting = 0, 0
-        """Records that are lost, and those of which a record says so that is not written yet."""
+        """The lost records that no record mentions yet, and those that are mentioned by a record that is not written
+        yet."""
         self._closing = False
         self._chain: _Chain | None = None
         self._sealed: list[Sealed] = []
@@ -116,13 +118,13 @@ class Trail:
 
     @property
     def oldest_seconds(self) -> float:
-        """How long the first record has waited that is not written yet."""
+        """The age of the oldest record that is not written yet."""
         first = self._sealed[0].record if self._sealed else self._waiting[0].record if self._waiting else None
         return 0.0 if first is None else max(0.0, (datetime.now(UTC) - first.at).total_seconds())
 
     async def write(self, record: Record) -> None:
-        """In mode ``required`` it is committed when this returns. Raises Retryable where that cannot be, or takes
-        longer than WRITE_SECONDS; it may be committed all the same."""
+        """Write a record. In mode ``required`` it is committed when this returns. Raises Retryable if that is not
+        possible, or takes longer than WRITE_SECONDS; the record may be committed all the same."""
         if self.mode != "required":
             self.offer(record)
             return
@@ -139,7 +141,7 @@ class Trail:
             raise
 
     def offer(self, record: Record) -> None:
-        """Soon, where possible, whatever the mode."""
+        """Have a record written soon, in any mode, without waiting for it. It may be lost."""
         if self.mode == "off":
             return
         if self.waiting >= MOST_WAITING:
@@ -167,7 +169,7 @@ class Trail:
             self._writing = asyncio.create_task(self._write(), name="trail")
 
     async def aclose(self) -> None:
-        """Write what waits, and a last head."""
+        """Write the waiting records, and a last head."""
         if self._writing is None:
             return
         self._closing = True
@@ -199,7 +201,7 @@ class Trail:
         await self._attempt_head()
 
     async def _attempt(self) -> bool:
-        """One batch; whether it is written."""
+        """Try to write one batch, and return whether it is written."""
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))] if not self._sealed else []
         try:
             async with time_limit(ATTEMPT_SECONDS, "the audit trail"):
@@ -207,7 +209,7 @@ class Trail:
         except PenstockError as error:
             log.warning("trail_not_written", reason=str(error)[:200])
             await self._disconnect()
-            if self.mode == "required":  # nobody is shown what it was about; whether it is there is not known
+            if self.mode == "required":  # the requests are refused; whether the records were committed is not known
                 self._sealed, self._chain = [], None
                 self._lost += self._noting
                 self._fail(batch, error)
@@ -227,7 +229,8 @@ class Trail:
                 waiting.committed.set_exception(Retryable("the audit trail cannot be written", service="postgres"))
 
     async def _commit(self, records: list[Record]) -> None:
-        """Raises PenstockError; then ``_sealed`` holds what is not known to be written."""
+        """Write these records, after those in ``_sealed``. After a PenstockError, ``_sealed`` has the records that are
+        not known to be written."""
         if records:
             self._noting = 0
         if self._lost and records:
@@ -248,9 +251,9 @@ class Trail:
             self._count("written", len(sealed))
 
     def _seal_again(self) -> None:
-        """In chains that nobody knows yet: whoever knows one may add the records that would be its next ones, or keep
-        others from it for as long as a transaction is open. What was committed although nobody heard of it is there
-        twice then."""
+        """Seal the records that were not written again, in a new chain: somebody who knows the id of a chain may add
+        its next records before us, or lock their places as long as a transaction is open. Records that were committed
+        without an answer are then in the trail twice."""
         records = [sealed.record for sealed in self._sealed]
         self._sealed = []
         for record in records:
@@ -289,7 +292,8 @@ class Trail:
             chain.covered_by(head) if head is not None else chain.held()
 
     async def _next_head(self, connection: Connection, last: Sealed) -> Head | None:
-        """None: its number is held. Nobody can keep records out by that: their head follows."""
+        """Add the next head. None: another transaction holds its number. The records are written all the same, and
+        their head follows later."""
         try:
             return await table.add_head(connection, self._keys, datetime.now(UTC), last)
         except table.HeadLocked:
@@ -304,7 +308,7 @@ class Trail:
             await self._disconnect()
 
     async def _head(self) -> None:
-        """For the chain as it is, where the last one does not cover it."""
+        """Add a head, if the last one does not cover the whole chain."""
         chain = self._chain
         if chain is None or not chain.is_loose:
             return
@@ -327,8 +331,8 @@ class Trail:
 
 
 async def connect(dsn: str) -> Connection:
-    """One of the trail's own: it waits for nobody, and no fence keeps it from noting what was refused. Raises
-    psycopg.Error."""
+    """Open a connection of the trail's own: it does not wait for one of the pool, and may record what was refused while
+    the ledger is fenced. Raises psycopg.Error."""
     timeout = f"-c statement_timeout={int(1000 * STATEMENT_SECONDS)} -c lock_timeout={int(1000 * LOCK_SECONDS)}"
     alone = make_conninfo(
         dsn, application_name="penstock trail", connect_timeout=5, tcp_user_timeout=10_000, options=timeout
@@ -340,7 +344,7 @@ async def connect(dsn: str) -> Connection:
 async def open_trail(
     settings: Settings, name: str, *, count: Count = lambda outcome, records: None
 ) -> AsyncIterator[Trail]:
-    """Waiting records are written before it closes."""
+    """Open a trail. At the end, waiting records are written before it closes."""
     trail = Trail(settings, name, count=count)
     trail.start()
     try:
@@ -350,7 +354,7 @@ async def open_trail(
 
 
 def access(principals: Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
-    """As whom somebody acts who named it at the command line."""
+    """Return the access under which a command acts, from its options --as and --tag."""
     return (*(f"user:{principal}" for principal in principals), *(f"tag:{tag}" for tag in tags))
 
 
@@ -380,7 +384,7 @@ def recorded(
 
 
 def operating_user() -> str:
-    """As the system has it: what USER and LOGNAME say, whoever runs the command says."""
+    """Return the user's name according to the system. USER and LOGNAME are not read, because anybody can set them."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user often has no name
@@ -388,7 +392,7 @@ def operating_user() -> str:
 
 
 async def check_key(settings: Settings) -> None:
-    """For a command that is about to add records one by one. Raises as ``record_now`` does."""
+    """Check the key, for a command that is about to add records one by one. Raises as ``record_now`` does."""
     keys = keys_of(settings.trail_keys)
     if settings.trail != "off" and keys.newest is None:
         with translated("the audit trail"):
@@ -407,8 +411,8 @@ async def _check_key(connection: Connection, keys: Keys) -> None:
 
 
 async def record_now(settings: Settings, name: str, record: Record) -> None:
-    """One record, committed: for a command. Raises PenstockError, also where others write with a key and none is set
-    here: `penstock trail verify` would find a record without one for as long as it is kept."""
+    """Write and commit one record, for a command. Raises PenstockError, also if other processes write with a key and
+    none is set here: `penstock trail verify` would report a record without a key as long as it is retained."""
     if settings.trail == "off":
         return
     keys = keys_of(settings.trail_keys)

@@ -132,7 +132,7 @@ class OpenAIEmbedder:
         return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))
 
     def _take_cached(self, call: _Call) -> list[int]:
-        """Fill in what an earlier call left; returns the indexes that are missing."""
+        """Fill in the vectors that an earlier call has cached; return the indexes that are missing."""
         missing = []
         for index, text in enumerate(call.texts):
             if (row := self._cached.pop(text, None)) is None:
@@ -152,7 +152,7 @@ class OpenAIEmbedder:
         return np.zeros((rows, self.dimensions), dtype=np.float32)
 
     async def _fitted(self, texts: list[str]) -> tuple[list[str], list[int], int]:
-        """As _fit, in a thread where that takes long."""
+        """Run ``_fit``, in a thread if it takes long."""
         return self._fit(texts) if sum(map(len, texts)) < LETTERS_AT_ONCE else await asyncio.to_thread(self._fit, texts)
 
     def _fit(self, texts: list[str]) -> tuple[list[str], list[int], int]:
@@ -165,8 +165,8 @@ class OpenAIEmbedder:
         return texts, sizes, len(too_long)
 
     async def _all(self, call: _Call, batches: list[list[int]]) -> None:
-        """Every batch to its own end, so that what succeeds beside a failure is not asked for again; then the worst
-        failure. Retryable before Misconfigured would hide that waiting is useless."""
+        """Run every batch to its end, so that what succeeds is not requested again, then raise the worst failure:
+        Misconfigured before Retryable, because waiting would be useless."""
         outcomes = await asyncio.gather(*(self._batch(call, batch) for batch in batches), return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures:
@@ -200,7 +200,8 @@ class OpenAIEmbedder:
         call.refused.update({index: NOT_FINITE for index, fine in zip(indexes, good, strict=True) if not fine})
 
     async def _prove(self, call: _Call) -> None:
-        """That the server embeds anything at all, before a text is blamed. Raises Misconfigured when it does not."""
+        """Check that the server embeds anything at all, before a text is taken for the cause. Raises Misconfigured if
+        it does not."""
         async with call.proving:
             if call.proven:
                 return

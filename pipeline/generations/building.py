@@ -37,20 +37,22 @@ from pipeline.stores.leader import lead_session
 from pipeline.stores.postgres import BUILD_LOCK, Connection, require_migrated, translated
 
 PAGE = 200
-"""Documents brought in by one transaction, which holds their locks: 5,000 vectors are copied in well under a second."""
+"""The documents that one transaction adds to a build. It holds their locks meanwhile: 5,000 vectors are copied in well
+under a second."""
 MOST_PENDING = 2_000
-"""Documents of a build that wait for a sink at any time: hints are sent as they are worked off."""
+"""The most documents of a build that wait for a sink at any time. Further hints are sent as these are done."""
 GRACE_FACTOR = 10
-"""The sweeper leaves a build's work to its hints so much longer than live work."""
+"""How many times longer than live work the sweeper leaves a build's work to its hints."""
 POLL_SECONDS = 0.2
 LOOK_SECONDS, ABSENT_LOOKS = 10.0, 6
-"""Between two looks whether a worker is there at all; and so many in a row say that nobody comes back (a restart, with
-an image to be fetched, takes a minute)."""
+"""The pause between two checks whether a worker runs, and the number of checks in a row after which none is expected
+any more (a restart that pulls an image takes a minute)."""
 STALL_SECONDS, LONGEST_STALL_SECONDS = 15.0, 120.0
-"""When nothing moved for so long, hints are sent again (one may have been passed over while its generation rested, or
-its store was not there), and then twice as long later."""
+"""The time without progress after which hints are sent again: one may have been skipped while its generation was paused
+or its store was away. It doubles each time, up to the second number."""
 QUERIES_END_SECONDS = 15.0
-"""A query that pinned the old generation has ended by then (its own timeouts are 10 s): what it reads may go."""
+"""Queries that pinned the old generation have ended after this time (their own limits are 10 s), so that its rows may
+be removed."""
 RETRY_SECONDS, RETRIES = 1.0, 60
 
 Phase = Literal["copying", "converging", "graph", "swapping", "clearing"]
@@ -93,7 +95,7 @@ class Builder:
         self._stall = stall_seconds
 
     async def is_there(self, build: Build) -> bool:
-        """Whether its new table and index are."""
+        """Whether the build's new table and index exist."""
         table = "vectors" not in build.replaces or await builds.table_exists(
             self.connection, build.generation.chunk_table
         )
@@ -102,9 +104,9 @@ class Builder:
         )
 
     async def fill(self, build: Build, feed: Feed | None = None) -> None:
-        """Bring in every document. Raises ``limits.Paused`` when what may be spent is spent."""
+        """Add every document to the build. Raises ``limits.Paused`` when the budget is spent."""
         await self._hint_again(build)
-        if feed is not None:  # what an earlier run left is spent before anything is reckoned
+        if feed is not None:  # an earlier run's work must be paid for before the budget is compared
             await self._worked_off(build)
         cursor = await self.connection.execute("SELECT count(*) FROM documents")
         row = await cursor.fetchone()
@@ -125,11 +127,11 @@ class Builder:
             self.progress("copying", min(filled, total), total)
 
     async def _afforded(self, build: Build, feed: Feed) -> int:
-        """How many documents the next page may have, after waiting for its turn."""
+        """The number of documents that the next page may have, after a wait for the rate limit."""
         ahead = await builds.next_token_counts(self.connection, build, limit=PAGE)
         if not ahead:
             return PAGE
-        if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):  # not before all is known to be spent
+        if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):
             await self._worked_off(build)
             feed.all_spent()
         page = feed.page(ahead, await builds.tokens(self.connection, build))
@@ -137,12 +139,13 @@ class Builder:
         return page
 
     async def _worked_off(self, build: Build) -> None:
-        """The work that waits now. Under live traffic something always waits."""
+        """Wait until the work that is pending now is done. Under live traffic some work is always pending."""
         before = await builds.moment(self.connection)
         await self._until(build, lambda o: not o.early, before=before)
 
     async def _hint_again(self, build: Build) -> None:
-        """Hints of a run that was killed may never have been sent, and what failed then has its next chance now."""
+        """Send the hints of an earlier run again: it may have been killed before they were sent. Work that failed then
+        is tried again."""
         await builds.retry_failures(self.connection, build)
         await self._hint_pending(build)
 
@@ -151,7 +154,7 @@ class Builder:
         await self._hint([(d, build.generation.name, "backfill") for d in waiting])
 
     async def converge(self, build: Build, *, before: datetime | None = None) -> None:
-        """Wait for what holds up a cut-over. before: see ``builds.cut_over``. Raises Retryable."""
+        """Wait until nothing delays a cut-over any more. before: see ``builds.cut_over``. Raises Retryable."""
         first = (await builds.outstanding(self.connection, build, before=before)).holding
         await self._until(
             build,
@@ -161,8 +164,8 @@ class Builder:
         )
 
     async def complete(self, build: Build) -> None:
-        """The graph, once over all rows (far faster than row by row; writers go on meanwhile), and the index as it is
-        to be searched."""
+        """Build the graph over all rows at once, which is far faster than row by row, while writers continue; and give
+        the index the settings for searches."""
         if "vectors" in build.replaces and build.generation.vectors == "pgvector":
             self.progress("graph", 0, 1)
             await build_graph(self.connection, build.generation)
@@ -183,7 +186,8 @@ class Builder:
         *,
         before: datetime | None = None,
     ) -> None:
-        """Wait for the sinks. Raises Retryable when nothing but failures is left, or nobody works."""
+        """Wait for the sinks until it is enough. Raises Retryable if only failed documents are left, or no worker
+        runs."""
         looked = moved = monotonic()
         absent, stall, last = 0, self._stall, -1
         while True:
@@ -219,7 +223,7 @@ class Builder:
         )
 
     async def require_served(self, *stores: Store) -> None:
-        """Raises Retryable when nobody would do the work."""
+        """Raises Retryable if no worker of the store runs."""
         for store in stores:
             if not await self._served(store):
                 raise Retryable(
@@ -228,8 +232,8 @@ class Builder:
                 )
 
     async def clear(self, *, after_queries: bool = False) -> None:
-        """Remove what only retired generations name: rows, tables, indexes. after_queries: a query may have pinned one
-        of them a moment ago."""
+        """Remove the rows, tables and indexes that only retired generations use. after_queries: wait first for queries
+        that may have pinned one of these generations."""
         self.progress("clearing", 0, 1)
         if after_queries:
             await asyncio.sleep(self._queries_end)
@@ -249,7 +253,8 @@ class Builder:
 
 
 async def patiently(connection: Connection, step: Callable[[], Awaitable[T]]) -> T:
-    """A step that repeats harmlessly, again while the database says that it may heal (a lock, a deadlock)."""
+    """Run a step that may be repeated, and repeat it after errors of the database that may pass, such as a lock or a
+    deadlock."""
     for _ in range(RETRIES):
         try:
             with translated("build"):

@@ -16,7 +16,7 @@ from pipeline.stores.postgres import Connection, translated
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a generation stands."""
+    """The state of a generation."""
 
     name: str
     state: str
@@ -25,16 +25,16 @@ class Standing:
     dimensions: int
     chunk_tokens: int
     documents: int
-    """Filled in, of those that there are."""
+    """The number of documents that are in it."""
     of: int
     chunks: int
     pending: int
-    """Documents and stores that have not followed the ledger yet."""
+    """The number of pairs of document and store that have not reached the desired state."""
     failed: int
     lagging: int
-    """The pending ones that failed or are older than a minute: more than live traffic on its way."""
+    """The number of pending ones that failed or are older than a minute, so that they are not just live traffic."""
     tokens: int
-    """That its model has read while it was built."""
+    """The tokens that its model has read for the build."""
     bytes: int
     """The size of its table with its indexes."""
     ready: bool
@@ -47,7 +47,7 @@ class Standing:
 class Switched:
     active: str
     previous: str
-    """Still written, so that a rollback is never stale."""
+    """The name of the previous generation. It is still written, so that a rollback is never stale."""
     retired: list[str]
 
 
@@ -55,7 +55,7 @@ class Switched:
 class Retired:
     name: str
     left: PenstockError | None = None
-    """Why not everything of it could be removed: whatever clears next does the rest."""
+    """The reason why not all of it could be removed. The next command that clears generations removes the rest."""
 
 
 async def standings(connection: Connection) -> list[Standing]:
@@ -131,8 +131,8 @@ def _require_followed(build: Build, held: int) -> None:
 
 
 async def cutover(connection: Connection) -> Switched:
-    """To the generation that was built, once it has everything that was accepted before. What is not there after
-    ``FOLLOWED_SECONDS`` refuses it. Raises Misconfigured or Retryable, saying why not; then nothing was done."""
+    """Make the generation that was built the active one, once it has everything that was accepted before. Raises
+    Misconfigured, or Retryable if something is still missing after ``FOLLOWED_SECONDS``; then nothing was changed."""
     build = await require_complete(connection)
     name = build.generation.name
     with translated("generations"):
@@ -147,7 +147,8 @@ async def cutover(connection: Connection) -> Switched:
 
 
 async def _switch(connection: Connection, build: Build, before: datetime) -> int:
-    """See ``builds.cut_over``; what holds it up is looked for first without keeping everybody else from writing."""
+    """Run ``builds.cut_over``, after a look without locks at whether anything would delay it: writers wait during the
+    cut-over itself."""
     if held := (await builds.outstanding(connection, build, before=before)).held:
         return held
     return await patiently(connection, lambda: builds.cut_over(connection, build, before=before, keep_origin=True))
@@ -164,8 +165,8 @@ async def previous(connection: Connection) -> Generation:
 
 
 async def rollback(connection: Connection, *, force: bool = False) -> Switched:
-    """To the generation that was active before; again: forth. Raises Misconfigured when there is none, Retryable when
-    it has not followed the ledger (force: even then)."""
+    """Make the previous generation active again; a second rollback returns to this one. Raises Misconfigured if there
+    is none, and, unless ``force``, Retryable if it has not followed the ledger."""
 
     async def switch() -> Switched:
         async with builds.changing(connection):
@@ -184,7 +185,7 @@ async def rollback(connection: Connection, *, force: bool = False) -> Switched:
 
 
 async def _lagging(connection: Connection, generation: Generation) -> int:
-    """Changes that it should have followed and has not: more than live traffic on its way."""
+    """The number of changes that it should have followed by now, which are not just live traffic."""
     cursor = await connection.execute(
         "SELECT count(*) FROM index_state WHERE generation = %s AND seq < want_seq"
         " AND (attempts > 0 OR pending_since < clock_timestamp() - make_interval(secs => %s))",
@@ -195,8 +196,9 @@ async def _lagging(connection: Connection, generation: Generation) -> int:
 
 
 async def retire(builder: Builder, name: str | None = None) -> Retired:
-    """Free a generation's rows, table and index. Raises Misconfigured for the active one, and whatever else keeps it
-    from being retired: then nothing was done. Killed, it goes on when any of the commands that build is run again."""
+    """Retire a generation, and remove its rows, table and index. Raises Misconfigured for the active one, or another
+    error that prevents it; then nothing was changed. If it is killed, the next command that builds or retires a
+    generation completes it."""
     connection = builder.connection
     with translated("generations"):
         async with builds.changing(connection):
@@ -212,7 +214,7 @@ async def retire(builder: Builder, name: str | None = None) -> Retired:
             if known[name].state == "active":
                 raise Misconfigured(f"generation {name} is active: cut over to another one, or roll back, first")
             build = await builds.under_way(connection)
-            if build is not None and build.origin.name == name:  # its tokens are what limits of the build reckon by
+            if build is not None and build.origin.name == name:  # the build's limits are computed from its tokens
                 raise Misconfigured(
                     f"generation {build.generation.name} is being built from {name}: cut over to it, or retire it,"
                     " first"
@@ -222,7 +224,7 @@ async def retire(builder: Builder, name: str | None = None) -> Retired:
             )
     try:
         with translated("generations"):
-            await builder.clear(after_queries=True)  # one may have pinned it: a comparison, a moment before a switch
+            await builder.clear(after_queries=True)  # a comparison may have pinned it
     except PenstockError as error:
         return Retired(name, error)
     return Retired(name)

@@ -33,10 +33,8 @@ from pipeline.stores.postgres import Connection, create_chunk_table, translated
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The differences from the active generation; none: the build under way goes on.
-
-    model: fields of EmbeddingSettings (never a key) that say which model, and where it is.
-    """
+    """The differences from the active generation. Without any, the build under way continues. model: the fields of
+    EmbeddingSettings that name the model and its server, never a key."""
 
     model: dict[str, Any] = field(default_factory=dict)
     chunk_tokens: int | None = None
@@ -70,7 +68,7 @@ class Result:
     generation: str
     active: str
     ready: bool
-    """It may be cut over to."""
+    """Whether it may be cut over to."""
     documents: int
     chunks: int
     embedded: int
@@ -79,8 +77,8 @@ class Result:
 
 
 class Migration:
-    """Law: searches are answered by the active generation, whatever becomes of this; killed anywhere, it goes on when
-    it is run again."""
+    """Law: searches are answered by the active generation, whatever happens to the build. If this is killed anywhere,
+    it continues when it is run again."""
 
     def __init__(self, builder: Builder, settings: EmbeddingSettings, models: Path) -> None:
         """models: the folder that converted models are kept in."""
@@ -90,7 +88,8 @@ class Migration:
         self._models = models
 
     async def plan(self, change: Change) -> Plan:
-        """Begins nothing. Raises Misconfigured for a change that cannot be, or that changes nothing."""
+        """Return the extent of the change, without beginning it. Raises Misconfigured for a change that is impossible,
+        or that changes nothing."""
         with translated("generation"):
             active = await generations.active(self._connection)
             async with self._desired(active, change) as (new, embedder, resumes):
@@ -102,8 +101,9 @@ class Migration:
         )
 
     async def run(self, change: Change, limits: Limits, *, wait: bool) -> Result:
-        """wait: until it may be cut over to; else until every document is in the hands of the workers. Raises Paused
-        when what may be spent is spent, Retryable (what to do is said; run it again) and Misconfigured."""
+        """Build the generation. wait: return when it may be cut over to, otherwise when every document was hinted to
+        the workers. Raises Paused when the budget is spent, Retryable, after which it may be run again, and
+        Misconfigured."""
         start, builder = monotonic(), self._builder
         with translated("generation"):
             await builder.require_served("vectors", "keywords")
@@ -156,7 +156,7 @@ class Migration:
     async def _desired(
         self, active: Generation, change: Change
     ) -> AsyncIterator[tuple[Generation, Embedder, Build | None]]:
-        """The generation as it shall be, its model, and its build if it was begun before."""
+        """The desired generation, its model, and its build if one was begun before."""
         build = await self._under_way()
         if build is None and change.asks and active.service is None:
             raise Misconfigured(
@@ -181,7 +181,8 @@ class Migration:
             await embedder.aclose()
 
     async def _under_way(self) -> Build | None:
-        """The build to go on with. One whose table or index is gone is none: its states would be wrong."""
+        """The build to continue; None: there is none, or its table or index is gone, so that its recorded states are
+        wrong."""
         build = await builds.under_way(self._connection)
         if build is None:
             return None
@@ -190,8 +191,8 @@ class Migration:
         return build if await self._builder.is_there(build) else None
 
     def _target(self, active: Generation, change: Change) -> EmbeddingSettings:
-        """The active generation's own model with what shall differ. Another model starts from the defaults, not from
-        the dimensions, window and prefixes of this one."""
+        """The settings of the active generation's model with the differences. Another model starts from its defaults,
+        not from the dimensions, window and prefixes of the active one."""
         if not change.asks:
             raise Misconfigured(
                 "no generation is being built, and no change is given: say what should differ, with --model,"
@@ -285,7 +286,7 @@ class Migration:
 
 
 def _priced(generation: Generation, change: Change) -> Generation:
-    """A build that goes on, at the price that is said now."""
+    """The build that continues, with the price that was given now."""
     if change.price is None or generation.service is None:
         return generation
     return replace(generation, service=replace(generation.service, price_per_million_tokens=change.price))
@@ -300,15 +301,15 @@ def _alike(one: Generation, other: Generation) -> bool:
 
 
 async def _answers(embedder: Embedder) -> None:
-    """That the model can be had, before anything is begun. Raises Misconfigured, Retryable."""
+    """Check that the model answers, before anything is begun. Raises Misconfigured and Retryable."""
     embedded = await embedder.embed_documents([generations.REFERENCE_TEXT])
     if embedded.refused:
         raise Retryable(f"{embedder.model} refuses a plain sentence ({embedded.refused[0]}): nothing was begun")
 
 
 SAMPLE = 200
-"""Documents that are cut. Their ids are hashes, so the first of them are a fair sample; where there are no more, the
-numbers are exact but for texts that occur twice."""
+"""How many documents are chunked for an estimate. Their ids are hashes, so the first ones are a fair sample. In a
+smaller collection the numbers are exact, except for texts that occur twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ class Estimate:
     documents: int
     chunks: int
     copied: int
-    """Chunks whose vectors the active generation has already: of the same model and text."""
+    """The chunks whose vectors the active generation already has, by the same model and of the same text."""
     embedded: int
     tokens: int
     """The tokens of the chunks to embed."""

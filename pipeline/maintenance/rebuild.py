@@ -34,7 +34,7 @@ class Plan:
     tokens: int
     """The tokens of the chunks to embed."""
     resumes: str | None
-    """A build of an earlier run that goes on."""
+    """The build of an earlier run that continues; None: a new one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class Rebuild:
         return Plan(store, active.name, documents, chunks, present, missing, missing_tokens, resumes)
 
     async def run(self, store: Store) -> Result:
-        """Raises Retryable (what to do is said; run it again) and Misconfigured."""
+        """Build the store, and replace the old one. Raises Retryable, after which it may be run again, and
+        Misconfigured."""
         start, builder = monotonic(), self._builder
         with translated("rebuild"):
             await builder.require_served(store)
@@ -97,7 +98,8 @@ class Rebuild:
         return Result(store, build.generation.name, build.origin.name, documents, made, round(monotonic() - start, 3))
 
     async def _under_way(self, store: Store) -> Build | None:
-        """The build to go on with. One whose new table or index is gone is given up: its states would be wrong."""
+        """The build to continue. One whose new table or index is gone is abandoned, because its recorded states are
+        wrong."""
         build = await _same_kind(self._connection, store)
         if build is None:
             return None
@@ -107,7 +109,7 @@ class Rebuild:
         return None
 
     async def _begin(self, store: Store) -> Build:
-        """A new, empty table or index, then the generation that names it."""
+        """Create a new, empty table or index, then the generation that uses it."""
         builder = self._builder
         origin = await generations.active(self._connection)
         _require_own_graph(store, origin)
@@ -134,7 +136,7 @@ class Rebuild:
         return await builds.begin(self._connection, new, origin)
 
     async def _swap(self, build: Build) -> None:
-        """The documents that are pending when everything else stands still is waited for, however young it is."""
+        """Cut over. It waits for all documents that are pending when it begins, also for the newest."""
         self._builder.progress("swapping", 0, 1)
         before = await builds.moment(self._connection)
         while await patiently(self._connection, lambda: builds.cut_over(self._connection, build, before=before)):

@@ -32,7 +32,7 @@ SPENDING_DAYS = 400
 
 
 class Retention:
-    """Runs in every detect worker; an advisory lock lets one of them work at a time."""
+    """Erases in every detect worker; an advisory lock lets one of them work at a time."""
 
     def __init__(self, pool: Pool, metrics: Metrics, settings: RetentionSettings, *, most: int = MOST) -> None:
         self._pool = pool
@@ -55,8 +55,8 @@ class Retention:
             await asyncio.sleep(BUSY_SECONDS if more else IDLE_SECONDS)
 
     async def turn(self) -> bool:
-        """A batch of each table, each in a transaction of its own; whether there may be more. Nothing when another
-        worker is at it. Raises Retryable."""
+        """Erase a batch of each table, each in a transaction of its own, and return whether there may be more. Does
+        nothing while another worker erases. Raises Retryable."""
         more = False
         for place in PLACES:
             if place.age is None or not (days := getattr(self._settings, place.age.setting)):

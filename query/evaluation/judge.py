@@ -45,12 +45,12 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """Each from 0 to 1; None: it cannot be said of this answer."""
+    """Grades from 0 to 1; None: the grade does not apply to this answer."""
 
     faithfulness: float | None
-    """Share of its statements that the passages support. None: it states nothing."""
+    """The share of the answer's statements that the passages support. None: it states nothing."""
     answer_relevancy: float | None
-    """How near the questions that it would answer are to the one that was asked (mean cosine); 0 where it evades."""
+    """The mean cosine between the question and those that the answer would be an answer to; 0 if it evades."""
     context_precision: float | None
     """Mean precision at the ranks of the useful passages: whether they come first."""
     context_recall: float | None

@@ -49,7 +49,7 @@ BATCH = 64
 
 
 class NoKafka:
-    """Takes every record and keeps none: hints and announcements have no reader here."""
+    """A producer that discards every record: hints and announcements have no reader here."""
 
     async def send(self, *_: object, **__: object) -> asyncio.Future[Stored]:
         return self._delivered()
@@ -66,7 +66,7 @@ class NoKafka:
 
 @dataclass(slots=True)
 class Place:
-    """Owns nothing that it is given; ``opened`` owns it all."""
+    """The stages over the stores of a collection. ``opened`` opens and closes them."""
 
     settings: Settings
     pool: Pool
@@ -78,8 +78,8 @@ class Place:
     metrics: Metrics
 
     async def load(self, documents: Sequence[Document], done: Callable[[int], None] = lambda _: None) -> int:
-        """Into the ledger and both stores. done: called with the number of documents that were just stored. Returns
-        how many chunks there are. Raises Retryable or Misconfigured."""
+        """Load documents into the ledger and both stores, and return the number of chunks. done: called with the number
+        of documents that were just stored. Raises Retryable or Misconfigured."""
         moment = datetime.now(UTC)
         for n in range(0, len(documents), BATCH):
             events = [_event(document, moment) for document in documents[n : n + BATCH]]
@@ -96,7 +96,8 @@ class Place:
         return await self._complete(len({document.id for document in documents}))
 
     async def _complete(self, documents: int) -> int:
-        """Numbers of half a collection would say nothing. Raises Misconfigured."""
+        """Check that the whole collection is loaded: measures of a part of it would be meaningless. Raises
+        Misconfigured."""
         with translated("evaluation"):
             async with self.pool.connection() as connection:
                 await connection.execute(
@@ -131,7 +132,7 @@ def _event(document: Document, moment: datetime) -> DocumentUpserted:
 
 @asynccontextmanager
 async def opened(settings: Settings, embedder: Embedder, dataset: Dataset) -> AsyncIterator[Place]:
-    """An empty place for a collection. Otherwise as ``empty``."""
+    """Open an empty place for a collection, as ``empty`` does."""
     params = chunk_params(settings.embedding, embedder)
     async with empty(settings, embedder, f"penstock_eval_{_name(dataset)}", params) as place:
         yield place
@@ -178,7 +179,7 @@ async def empty(
 
 
 def _name(dataset: Dataset) -> str:
-    """Two evaluations of one collection at the same time get in nobody's way."""
+    """A name that no other evaluation has, also not one of the same collection at the same time."""
     return hashlib.sha256(f"{dataset.name} {datetime.now(UTC).isoformat()}".encode()).hexdigest()[:12]
 
 
@@ -225,7 +226,7 @@ async def _remove_index(es: AsyncElasticsearch, index: str) -> None:
 def assembled(
     settings: Settings, pool: Pool, es: AsyncElasticsearch, generation: Generation, embedder: Embedder
 ) -> Place:
-    """The real stages over these stores."""
+    """Build the product's own stages over these stores."""
     metrics, producer = Metrics(), NoKafka()
     dead = DeadLetters(pool, producer, metrics)  # type: ignore[arg-type]
     announcer = Announcer(pool, producer, metrics)  # type: ignore[arg-type]

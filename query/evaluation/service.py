@@ -72,7 +72,8 @@ class Searcher(Protocol):
 
 @dataclass(slots=True)
 class Evaluation:
-    """Owns nothing that it is given. answers, judge and embedders: None measures retrieval alone."""
+    """Measures the golden questions. It does not close its arguments. answers, judge and embedders: None measures
+    retrieval alone."""
 
     pool: Pool
     search: Searcher
@@ -84,9 +85,10 @@ class Evaluation:
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
     async def run(self, *, accept: bool = False, store: bool = True) -> Run | None:
-        """One run, its result kept and shown. None: there are no judgements. accept: its values become the baseline.
-        store: False keeps nothing, for a version or settings that are only tried. Raises PenstockError, also when a
-        search was not whole: half a world says nothing about the ranking."""
+        """Ask all golden questions once, store the result and show it in the metrics. None: there are no judgements.
+        accept: the values become the baseline. store: False stores nothing, for a version or settings that are only
+        tried. Raises PenstockError, also if a search was incomplete: a result without one of the stores says nothing
+        about the ranking."""
         started = self.now()
         async with connected(self.pool) as connection:
             left, lost = await judgements.current(connection, await judgements.load(connection))
@@ -123,7 +125,7 @@ class Evaluation:
         return {name: float(values[name][0]) for name in (NDCG, RECALL)}
 
     async def _answer(self, golden: Golden, answers: Answers, judge: Chat, embedder: Embeds) -> dict[str, float]:
-        """Nothing, where the answer is made of quotations: no model wrote it."""
+        """Answer a question, and grade the answer. Quotations have no grades: no model wrote them."""
         events = answers.answer(Question(golden.text), await self._caller(golden))
         contexts: list[str] = []
         async with aclosing(events):
@@ -183,8 +185,8 @@ async def connected(pool: Pool) -> AsyncIterator[Connection]:
 
 
 async def evaluate_forever(evaluation: Evaluation) -> None:
-    """Until cancelled. A run that fails is counted and tried again at its next turn; the other processes show what the
-    one that ran has kept."""
+    """Run the evaluation whenever it is due, until cancelled. A run that fails is counted, and tried again when it is
+    next due. Processes that did not run it show the stored result."""
     while True:
         try:
             await run_if_due(evaluation)
@@ -207,14 +209,14 @@ async def run(service: Service) -> None:
 
 
 async def once(service: Service, *, accept: bool = False, store: bool = True) -> Run | None:
-    """One run, now; see ``Evaluation.run``. None: there are no judgements. Raises PenstockError."""
+    """Run the evaluation once, now. Returns and raises as ``Evaluation.run``."""
     async with _of(service) as evaluation:
         return await evaluation.run(accept=accept, store=store)
 
 
 def judge_settings(chat: ChatSettings, settings: EvalSettings) -> ChatSettings:
-    """How the judging model is called: by its own settings where there are some, else by those of the answering model,
-    whose key is not sent to another server. Raises Misconfigured for a judge's server without a model."""
+    """The settings of the judging model: its own where they are set, otherwise those of the answering model, whose key
+    is never sent to another server. Raises Misconfigured for a judge's server without a model."""
     if not settings.judge_model:
         if settings.judge_base_url or settings.judge_api_key:
             raise Misconfigured("a judge is configured without a model: set PENSTOCK_EVAL_JUDGE_MODEL", service="chat")
@@ -247,7 +249,7 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
 
 
 async def run_if_due(evaluation: Evaluation) -> bool:
-    """Whether this process ran. Raises PenstockError."""
+    """Run the evaluation if it is due; return whether this process has run it. Raises PenstockError."""
     async with connected(evaluation.pool) as connection, leading(connection, EVAL_LOCK) as is_leader:
         last = await newest(connection)
         late = last is None or evaluation.now() - last.started >= timedelta(seconds=evaluation.settings.every_seconds)
@@ -260,7 +262,7 @@ async def run_if_due(evaluation: Evaluation) -> bool:
 
 
 async def newest(connection: Connection) -> Run | None:
-    """The newest run that was kept. Raises psycopg.Error."""
+    """The newest stored run. Raises psycopg.Error."""
     cursor = await connection.execute(
         "SELECT started_at, slice, measure, value, queries, change, p, paired, accepted FROM eval_runs"
         " WHERE started_at = (SELECT max(started_at) FROM eval_runs)"
@@ -350,7 +352,7 @@ class MeasureLabels(NamedTuple):
 
 
 class EvalMetrics:
-    """Makes its metrics in a registry that is there: that of ``query.telemetry.QueryMetrics``."""
+    """The metrics of the evaluation, in the registry of ``query.telemetry.QueryMetrics``."""
 
     def __init__(self, registry: CollectorRegistry, settings: EvalSettings) -> None:
         r = registry

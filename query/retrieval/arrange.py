@@ -79,10 +79,8 @@ def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
 
 def by_time(hits: Sequence[Hit], sort: Sort, *, complete: bool) -> list[Hit]:
     """The hits in the order of their documents' times, those without a time last; within a document in reading order.
-
-    complete: False if the index has more. It sorts by the hour, so the hits of the last hour are then left to the next,
-    larger round, unless there are no others.
-    """
+    complete: False if the index has more hits. The index sorts by the hour, so the hits of the last hour may be
+    incomplete: they are left to the next, larger round, unless there are no others."""
 
     def key(hit: Hit) -> tuple[bool, float, UUID, int]:
         at = hit.passage.source_modified_at
