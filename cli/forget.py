@@ -190,7 +190,7 @@ class Receipt:
     erased: dict[str, int]
     """Numbers of rows, entries or messages, by where they were."""
     remains: list[dict[str, Any]]
-    """What is not erased yet, each with ``where``, ``until`` (RFC 3339; None: see ``why``) and ``why``."""
+    """The parts that are not erased yet, each with ``where``, ``until`` (RFC 3339; None: see ``why``) and ``why``."""
     already_erased: bool = False
 
     def json(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Result:
     generation: str
     active: str
     ready: bool
-    """Whether it may be cut over to."""
+    """True if the generation may be cut over to."""
     documents: int
     chunks: int
     embedded: int
