@@ -65,8 +65,8 @@ def _usage(row: Any, quotas: Quotas) -> dict[str, Any]:
     quota = quotas.of(tenant)
     most = (quota.caller if caller else quota).amounts
     parts = {
-        name: {"used": round(of, 6), "budget": limit, "ratio": _ratio(of, limit)}
-        for name, of, limit in zip(AMOUNTS, used, most, strict=True)
+        name: {"used": round(amount, 6), "budget": limit, "ratio": _ratio(amount, limit)}
+        for name, amount, limit in zip(AMOUNTS, used, most, strict=True)
     }
     return {"tenant": tenant, "caller": caller or None, **parts}
 

@@ -211,7 +211,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
     try:
         saved = json.loads(path.read_text("utf-8"))
-        if all(isinstance(of[name], dict) for of in saved.values() for name in of):
+        if all(isinstance(measures[name], dict) for measures in saved.values() for name in measures):
             return dict(saved)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BadDataset(f"{path} was not written by --save") from error
@@ -237,12 +237,12 @@ def _show(result: dict[str, Any]) -> None:
         kinds = Table(title="nDCG@5 by the queries' kind", title_justify="left")
         for column in ("kind", "queries", *result["runs"]):
             kinds.add_column(column, justify="left" if column == "kind" else "right")
-        for kind, of in result["slices"].items():
-            cells = (f"{of[mode]['nDCG@5']:.3f}" for mode in result["runs"])
-            kinds.add_row(printable(kind), str(of["queries"]), *cells)
+        for kind, values in result["slices"].items():
+            cells = (f"{values[mode]['nDCG@5']:.3f}" for mode in result["runs"])
+            kinds.add_row(printable(kind), str(values["queries"]), *cells)
         stdout.print(kinds)
-    for name, of in result["comparisons"].items():
-        for measure, c in of.items():
+    for name, compared in result["comparisons"].items():
+        for measure, c in compared.items():
             stdout.print(
                 f"{name}, {measure}: {c['difference']:+.3f} ({c['interval'][0]:+.3f} to {c['interval'][1]:+.3f}),"
                 f" p = {c['p_randomisation']:.4f} (randomisation), {c['p_t']:.2g} (t); better {c['wins']},"

@@ -237,8 +237,8 @@ def run(
     else:
         for row in shown:
             compared = ""
-            if (of := row["change"]) is not None:
-                compared = f"  {of['ratio']:+.2%} of {of['queries']}, p = {of['p']:.4f}"
+            if (difference := row["change"]) is not None:
+                compared = f"  {difference['ratio']:+.2%} of {difference['queries']}, p = {difference['p']:.4f}"
             slice_ = printable(str(row["slice"]))
             stdout.print(f"{slice_:<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']}){compared}")
     if ("*", "faithfulness") in result.means and settings.judge_model in ("", query.chat.model):
@@ -315,16 +315,16 @@ def _show(gate: Gate) -> None:
         table.add_column("measure")
         for column in ("current", "candidate", "change (95 %)", "p", "better", "worse"):
             table.add_column(column, justify="right")
-        for name, of in gate.measures.items():
-            d = of.difference
+        for name, measured in gate.measures.items():
+            d = measured.difference
             table.add_row(
                 name,
-                f"{of.current:.3f}",
-                f"{of.candidate:.3f}",
+                f"{measured.current:.3f}",
+                f"{measured.candidate:.3f}",
                 f"{d.mean:+.3f} ({d.low:+.3f}, {d.high:+.3f})",
-                f"{of.p:.4f}",
-                str(of.better),
-                str(of.worse),
+                f"{measured.p:.4f}",
+                str(measured.better),
+                str(measured.worse),
             )
         stdout.print(table)
     if gate.shadow.queries or gate.shadow.failed:

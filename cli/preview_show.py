@@ -37,7 +37,7 @@ def _text(report: Report) -> Iterator[str]:
         yield f"{finding['kind']}: {printable(finding['question'])}{_whose(finding)}"
         for moved in finding["moved"]:
             yield f"  {_moved(moved)}"
-        yield from (f"  {_contradiction(of)}" for of in finding["contradictions"])
+        yield from (f"  {_contradiction(pair)}" for pair in finding["contradictions"])
         yield from (f"  - {_quoted(passage)}" for passage in _only(finding["before"], finding["after"]))
         yield from (f"  + {_quoted(passage)}" for passage in _only(finding["after"], finding["before"]))
 

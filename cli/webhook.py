@@ -202,8 +202,8 @@ def deliveries(
         return
     for entry in listed:
         when = "parked" if entry["parked_at"] else f"next attempt {entry['next_at']:%Y-%m-%d %H:%M:%S} UTC"
-        of = entry["external_id"] or entry["document_id"]
-        line = f"{entry['webhook']}  {entry['state']}  {of}  {entry['attempts']} attempts, {when}"
+        subject = entry["external_id"] or entry["document_id"]
+        line = f"{entry['webhook']}  {entry['state']}  {subject}  {entry['attempts']} attempts, {when}"
         line += f": {entry['reason']}" if entry["reason"] else ""
         stdout.print(printable(line), soft_wrap=True, markup=False)
     if not listed:

@@ -355,8 +355,8 @@ def differences(current: QuerySettings, candidate: QuerySettings) -> tuple[str, 
     )
     return tuple(
         f"{prefix}_{name.upper()} {_shown(after)} instead of {_shown(before)}"
-        for prefix, of, now, then in parts
-        for name in of.model_fields
+        for prefix, part, now, then in parts
+        for name in part.model_fields
         if (before := getattr(now, name)) != (after := getattr(then, name))
     )
 

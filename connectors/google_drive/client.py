@@ -228,8 +228,8 @@ class Api:
 
     async def users(self, domain: str | None) -> AsyncIterator[Json]:
         """Yield the users of a domain; None: of the whole company."""
-        of = {"customer": "my_customer"} if domain is None else {"domain": domain}
-        async for user in self._directory_list("users", "users", {**of, "maxResults": USERS_PER_PAGE}):
+        whose = {"customer": "my_customer"} if domain is None else {"domain": domain}
+        async for user in self._directory_list("users", "users", {**whose, "maxResults": USERS_PER_PAGE}):
             yield user
 
     async def _directory_list(self, path: str, name: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:

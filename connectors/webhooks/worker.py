@@ -292,13 +292,13 @@ def _events(records: Sequence[ConsumerRecord], endpoints: Sequence[Endpoint]) ->
             message = decode(record.value, record.headers)
             if not isinstance(message, Announced):
                 continue
-            of, id_ = _ids(message, record)
+            subject, id_ = _ids(message, record)
         except BadMessage as error:
             log.error("webhook_record_unreadable", code=error.code, partition=record.partition, offset=record.offset)
             continue
         state = INVALIDATED if isinstance(message, AnswerInvalidated) else message.state
         events += [
-            Event(endpoint.name, message.tenant, of, state, id_, message.model_dump_json())
+            Event(endpoint.name, message.tenant, subject, state, id_, message.model_dump_json())
             for endpoint in endpoints
             if _includes(endpoint, message)
         ]
@@ -320,12 +320,12 @@ def _ids(message: Announced, record: ConsumerRecord) -> tuple[UUID, str]:
     header cannot hold one of them."""
     id_ = (header_map(record.headers).get("ce_id") or b"").decode("latin-1")
     try:
-        of = _subject(message)
+        subject = _subject(message)
     except ValueError as error:
         raise BadMessage("invalid", "document_id is no UUID") from error
     if not core.EVENT_ID.fullmatch(id_):
         raise BadMessage("invalid", "header ce_id is empty, too long, or has other than visible ASCII characters")
-    return of, id_
+    return subject, id_
 
 
 def _subject(message: Announced) -> UUID:

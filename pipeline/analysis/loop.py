@@ -142,7 +142,7 @@ class Loop:
         try:
             await consumer.start()
             self._is_following = True
-            while not any(of.done() for of in serving):
+            while not any(task.done() for task in serving):
                 begin_poll(min(POLL_BYTES, MAX_HELD_BYTES - self._held_bytes))
                 batches = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
                 for place, records in batches.items():

@@ -170,7 +170,7 @@ async def lock_wants(connection: Connection, generation: str, store: Store, ids:
         """,  # noqa: S608 — constants of this module
         {"generation": generation, "store": store, "ids": list(ids)},
     )
-    return {id_: want for id_, want, of in await cursor.fetchall() if of == generation}
+    return {id_: want for id_, want, name in await cursor.fetchall() if name == generation}
 
 
 _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.name = %(generation)s

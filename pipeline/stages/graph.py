@@ -157,13 +157,13 @@ class GraphKeeper:
                 try:
                     table = await self._read_table(connection, generation)
                     waiting[generation.name] = table.waiting
-                    step, of = next_step(table)
+                    step, index = next_step(table)
                     if step == "move":
                         worked |= await self._move(
                             connection, generation, into_graph=bool(table.own or table.successor), busy=table.busy
                         )
                     elif step != "rest":
-                        await self._change(connection, generation, step, of, alone=table.builds_alone)
+                        await self._change(connection, generation, step, index, alone=table.builds_alone)
                         worked = True
                 except UndefinedTable:  # the generation was retired meanwhile
                     continue

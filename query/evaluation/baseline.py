@@ -71,20 +71,20 @@ def unaccepted(values: Values, baseline: Values) -> dict[UUID, dict[str, Value]]
     """The values that have no comparable baseline: those of new questions, and of new judgements."""
     return {
         id_: new
-        for id_, of in values.items()
-        if (new := {name: v for name, v in of.items() if _accepted(baseline, id_, name, v) is None})
+        for id_, measured in values.items()
+        if (new := {name: v for name, v in measured.items() if _accepted(baseline, id_, name, v) is None})
     }
 
 
 def changes(values: Values, baseline: Values, slices: Mapping[UUID, Iterable[str]]) -> dict[Key, Change]:
     """The change of each measure in each slice."""
     pairs: dict[Key, list[tuple[float, float | None]]] = {}
-    for id_, of in values.items():
-        for name, now in of.items():
+    for id_, measured in values.items():
+        for name, now in measured.items():
             before = _accepted(baseline, id_, name, now)
             for slice_ in slices[id_]:
                 pairs.setdefault((slice_, name), []).append((now.value, None if before is None else before.value))
-    return {key: _change(of) for key, of in pairs.items()}
+    return {key: _change(values) for key, values in pairs.items()}
 
 
 def _accepted(baseline: Values, id_: UUID, name: str, now: Value) -> Value | None:

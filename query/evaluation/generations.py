@@ -117,8 +117,8 @@ async def compare(
     async with connected(pool) as connection:
         shadow = await shadowed(connection, active.name, candidate)
     tested = measures.compare(after[DECIDES], before[DECIDES])
-    means = {name: float(np.mean(of)) for name, of in before.items()}
-    theirs = {name: float(np.mean(of)) for name, of in after.items()}
+    means = {name: float(np.mean(scores)) for name, scores in before.items()}
+    theirs = {name: float(np.mean(scores)) for name, scores in after.items()}
     return Comparison(
         active.name,
         candidate,

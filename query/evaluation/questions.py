@@ -86,10 +86,10 @@ async def both_values(
     async def ask(id_: str, question: Question) -> None:
         async with places:
             results = await both(question)
-        for name, of, response in zip(names, rankings, results, strict=True):
+        for name, ranking, response in zip(names, rankings, results, strict=True):
             if response.degraded:
                 raise Retryable(f"a search {name} was incomplete: {response.degraded[0]}")
-            of[id_] = question.ranking(response)
+            ranking[id_] = question.ranking(response)
 
     tasks = [asyncio.create_task(ask(id_, question)) for id_, question in questions.items()]
     try:

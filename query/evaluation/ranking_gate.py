@@ -79,14 +79,14 @@ class Gate:
         """Why the candidate settings are not good enough, one line for each reason. bounds: the least value of
         measures."""
         declines = [
-            f"{name} is {-of.ratio:.2%} lower by the candidate settings, p = {of.p:.4f}"
-            for name, of in self.measures.items()
-            if name in DECIDE and of.is_decline
+            f"{name} is {-measured.ratio:.2%} lower by the candidate settings, p = {measured.p:.4f}"
+            for name, measured in self.measures.items()
+            if name in DECIDE and measured.is_decline
         ]
         low = [
-            f"{name} by the candidate settings is {of.candidate:.4f}, below {bounds[name]:g}"
-            for name, of in self.measures.items()
-            if name in bounds and of.candidate < bounds[name]
+            f"{name} by the candidate settings is {measured.candidate:.4f}, below {bounds[name]:g}"
+            for name, measured in self.measures.items()
+            if name in bounds and measured.candidate < bounds[name]
         ]
         return declines + low
 

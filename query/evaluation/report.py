@@ -28,8 +28,8 @@ configuration."""
 def values_of(dataset: Dataset, results: Mapping[str, Rankings]) -> Saved:
     return {
         mode: {
-            name: {query: round(float(value), DECIMALS) for query, value in zip(dataset.queries, of, strict=True)}
-            for name, of in measure(rankings, dataset.judgements).items()
+            name: {query: round(float(value), DECIMALS) for query, value in zip(dataset.queries, scores, strict=True)}
+            for name, scores in measure(rankings, dataset.judgements).items()
         }
         for mode, rankings in results.items()
     }
@@ -46,11 +46,11 @@ def report(
         "dataset": dataset.name,
         "documents": len(dataset.documents),
         "queries": len(dataset.queries),
-        "runs": {mode: _run(of) for mode, of in values.items()},
+        "runs": {mode: _run(measured) for mode, measured in values.items()},
         "slices": _slices(dataset, values),
         "comparisons": {
-            f"hybrid over {mode}": _comparison(values["hybrid"], of)
-            for mode, of in values.items()
+            f"hybrid over {mode}": _comparison(values["hybrid"], measured)
+            for mode, measured in values.items()
             if mode not in ("hybrid", RERANKED) and "hybrid" in values
         }
         | (
@@ -64,15 +64,15 @@ def report(
 
 
 def _run(values: Values) -> dict[str, Any]:
-    intervals = {name: interval(of) for name, of in values.items()}
+    intervals = {name: interval(scores) for name, scores in values.items()}
     return {
         **{name: round(i.mean, 4) for name, i in intervals.items()},
         "intervals": {name: _ends(i) for name, i in intervals.items()},
     }
 
 
-def _ends(of: Interval) -> list[float]:
-    return [round(of.low, 4), round(of.high, 4)]
+def _ends(measured: Interval) -> list[float]:
+    return [round(measured.low, 4), round(measured.high, 4)]
 
 
 def _slices(dataset: Dataset, values: Mapping[str, Values]) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def _slices(dataset: Dataset, values: Mapping[str, Values]) -> dict[str, Any]:
         kind: {
             "queries": len(positions),
             **{
-                mode: {name: round(float(np.mean(of[name][positions])), 4) for name in MEASURES}
-                for mode, of in values.items()
+                mode: {name: round(float(np.mean(measured[name][positions])), 4) for name in MEASURES}
+                for mode, measured in values.items()
             },
         }
         for kind, positions in sorted(by_slice(dataset).items())
@@ -90,14 +90,14 @@ def _slices(dataset: Dataset, values: Mapping[str, Values]) -> dict[str, Any]:
 
 def _against(dataset: Dataset, values: Mapping[str, Values], saved: Saved) -> dict[str, Any]:
     compared = {}
-    for mode, of in values.items():
+    for mode, measured in values.items():
         before = saved.get(mode, {})
         known = before.get(TESTED, {})
         both = [(n, query) for n, query in enumerate(dataset.queries) if query in known]
         if both and all(query in before.get(name, {}) for name in COMPARED for _, query in both):
             positions = [n for n, _ in both]
             compared[over_saved(mode)] = _comparison(
-                {name: np.round(of[name][positions], DECIMALS) for name in COMPARED},
+                {name: np.round(measured[name][positions], DECIMALS) for name in COMPARED},
                 {name: np.array([before[name][query] for _, query in both]) for name in COMPARED},
             )
     return compared

@@ -284,9 +284,19 @@ async def _keep(connection: Connection, generation: str, run: Run) -> None:
             " (started_at, generation, slice, measure, value, queries, change, p, paired, accepted)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [
-                (run.started, generation, *key, value, queries, of.ratio, of.p, of.questions, of.accepted)
+                (
+                    run.started,
+                    generation,
+                    *key,
+                    value,
+                    queries,
+                    change.ratio,
+                    change.p,
+                    change.questions,
+                    change.accepted,
+                )
                 for key, (value, queries) in run.means.items()
-                for of in (run.changes[key],)
+                for change in (run.changes[key],)
             ],
         )
         oldest = run.started - timedelta(days=RETENTION_DAYS)
@@ -319,9 +329,9 @@ def _judged(values: Mapping[str, float], by: str) -> dict[str, Value]:
 
 def _means(slices: Mapping[UUID, set[str]], values: Mapping[UUID, Mapping[str, Value]]) -> Means:
     gathered: dict[tuple[str, str], list[float]] = {}
-    for id_, of in slices.items():
+    for id_, names in slices.items():
         for name, judged in values[id_].items():
-            for slice_ in of:
+            for slice_ in names:
                 gathered.setdefault((slice_, name), []).append(judged.value)
     return {key: (float(np.mean(all_of)), len(all_of)) for key, all_of in gathered.items()}
 

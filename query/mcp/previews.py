@@ -94,14 +94,14 @@ def _finding(finding: Finding) -> PreviewFindingOutput:
         before=_quotations(finding.before),
         after=_quotations(finding.after),
         contradictions=[
-            PreviewContradictionOutput(kind=of.kind, new=_quotation(of.new), other=_quotation(of.other))
-            for of in finding.contradictions[:MAX_PLACES]
+            PreviewContradictionOutput(kind=pair.kind, new=_quotation(pair.new), other=_quotation(pair.other))
+            for pair in finding.contradictions[:MAX_PLACES]
         ],
     )
 
 
 def _quotations(quoted: Iterable[Cited]) -> list[PreviewQuotation]:
-    return [_quotation(of) for of in quoted]
+    return [_quotation(passage) for passage in quoted]
 
 
 def _quotation(of: Cited) -> PreviewQuotation:

@@ -33,7 +33,7 @@ def compare(
     moved = _moved(golden, before, after)
     contradicting = contradictions(before.results, after.results, new)
     kind: Kind
-    if (old and not quoted) or any(of.after is None for of in moved):
+    if (old and not quoted) or any(passage.after is None for passage in moved):
         kind = "lost"
     elif moved:
         kind = "uncited"

@@ -139,7 +139,9 @@ def shown_documents(report: Report) -> list[UUID]:
     """The documents that a report shows, in order."""
     edited = [document.document_id for document in report.documents if document.state not in ("new", "unknown")]
     quoted = [c.document_id for finding in report.findings for c in (*finding.before, *finding.after)]
-    quoted += [of.other.document_id for finding in report.findings for of in finding.contradictions]
+    quoted += [
+        contradiction.other.document_id for finding in report.findings for contradiction in finding.contradictions
+    ]
     new = {document.document_id for document in report.documents if document.state == "new"}
     return [id_ for id_ in dict.fromkeys([*edited, *quoted]) if id_ not in new]
 

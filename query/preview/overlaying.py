@@ -124,7 +124,7 @@ def match(edit: Edit, known: Sequence[LedgerDocument]) -> list[Matched]:
                 )
             counterpart = same_path[0] if same_path else by_id.get(proposed.path)
         matched.append(Matched(proposed, counterpart))
-    taken = {of.known.passage.document_id for of in matched if of.known is not None}
+    taken = {pair.known.passage.document_id for pair in matched if pair.known is not None}
     folders = tuple(_beginning(folder) for folder in edit.folders)
     gone = [
         Matched(ProposedDocument(document.path or document.passage.external_id), document)
@@ -179,19 +179,19 @@ async def overlay(
     edited: list[EditedDocument] = []
     removed: set[UUID] = set()
     new_chunks = 0
-    for of in matched:
-        if of.proposed.content is None:
-            edited.append(_deleted(edit, caller, of))
-            removed.update(of.known.manifest.chunk_ids if of.known and of.known.manifest else ())
+    for pair in matched:
+        if pair.proposed.content is None:
+            edited.append(_deleted(edit, caller, pair))
+            removed.update(pair.known.manifest.chunk_ids if pair.known and pair.known.manifest else ())
             continue
-        document = await asyncio.to_thread(_chunk, edit, caller, generation, embedder, of)
+        document = await asyncio.to_thread(_chunk, edit, caller, generation, embedder, pair)
         new_chunks += len(document.new)
         if new_chunks > MAX_NEW_CHUNKS:  # before the next document, which may take a second
             raise BadQuery(f"the edit has more than {MAX_NEW_CHUNKS} new chunks, the maximum: preview it in parts")
         edited.append(document.edited)
         if document.edited.state != "unchanged":
             chunked.append(document)
-            before = of.known.manifest.chunk_ids if of.known and of.known.manifest else ()
+            before = pair.known.manifest.chunk_ids if pair.known and pair.known.manifest else ()
             removed.update(set(before) - set(document.manifest.chunk_ids))
     texts = {
         id_: text for document in chunked for id_, text in zip(document.manifest.chunk_ids, document.texts, strict=True)
@@ -221,7 +221,7 @@ async def overlay(
         entries=await analyse(es, generation, entries),
         texts={id_: texts[id_] for id_ in entries},
         removed=frozenset(removed),
-        documents=frozenset(of.document_id for of in edited if of.state not in ("unchanged", "unknown")),
+        documents=frozenset(d.document_id for d in edited if d.state not in ("unchanged", "unknown")),
     ), edited
 
 

@@ -67,7 +67,7 @@ async def rank_with_feedback(
                     embeddings.update(await stores.embeddings(scope, list(known)))
                     _, vector = await asyncio.shield(embedding)
                     moved = move_vector(vector, chosen, embeddings)
-                    return {id_: float(of @ moved) for id_, of in embeddings.items()}
+                    return {id_: float(row @ moved) for id_, row in embeddings.items()}
 
                 # In this order, Postgres works while Python searches for words.
                 cosines, bm25 = await gather_or_cancel(

@@ -107,7 +107,7 @@ def sloppy_frequency(terms: Sequence[str], positions: Positions) -> float:
     places = [positions.get(term, ()) for term in terms]
     repeats = [[m for m, other in enumerate(terms) if other == term and m != n] for n, term in enumerate(terms)]
     at = [terms[:n].count(term) for n, term in enumerate(terms)]
-    if any(index >= len(of) for index, of in zip(at, places, strict=True)):
+    if any(index >= len(of_term) for index, of_term in zip(at, places, strict=True)):
         return 0.0
     if len(terms) == 1:
         return float(len(places[0]))
@@ -224,10 +224,10 @@ def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Gained) -
     weights = weighted_fields(prefix)
     terms = query.positions.get(f"{prefix}text", {})
     statistics = {name: _statistics(query, name, new) for name in weights}
-    entries = max(of.entries for of in statistics.values())
+    entries = max(field.entries for field in statistics.values())
     if not entries:
         return 0.0
-    average = sum(int(weights[name] * of.terms) for name, of in statistics.items()) / entries
+    average = sum(int(weights[name] * field.terms) for name, field in statistics.items()) / entries
     length = sum(weight * stored_length(entry.text.length(name)) for name, weight in weights.items())
     length = stored_length(int(length + 0.5))  # rounded as Java rounds
     total = 0.0
@@ -324,7 +324,10 @@ async def keyword_query(
     return KeywordQuery(
         list(zip(prefixes, analysed, strict=False)),
         phrase,
-        [(weight, fields, of) for weight, of in zip((more or {}).values(), analysed[len(prefixes) :], strict=True)],
+        [
+            (weight, fields, vectors)
+            for weight, vectors in zip((more or {}).values(), analysed[len(prefixes) :], strict=True)
+        ],
         frozenset(keywords.parts_of(words)),
         identifiers(text)[:MAX_IDENTIFIERS],
     )
@@ -368,16 +371,16 @@ def _fields_of(document: Mapping[str, Any]) -> Iterable[str]:
 def _analysed(fields: Mapping[str, Any]) -> Analysed:
     return Analysed(
         {
-            name: {term: [token["position"] for token in of["tokens"]] for term, of in vector["terms"].items()}
+            name: {term: [token["position"] for token in entry["tokens"]] for term, entry in vector["terms"].items()}
             for name, vector in fields.items()
         },
         {
-            name: FieldStatistics(max(0, of["doc_count"]), max(0, of["sum_ttf"]))
+            name: FieldStatistics(max(0, counts["doc_count"]), max(0, counts["sum_ttf"]))
             for name, vector in fields.items()
-            if (of := vector.get("field_statistics"))
+            if (counts := vector.get("field_statistics"))
         },
         {
-            name: {term: of.get("doc_freq", 0) for term, of in vector["terms"].items()}
+            name: {term: counts.get("doc_freq", 0) for term, counts in vector["terms"].items()}
             for name, vector in fields.items()
         },
     )

@@ -94,7 +94,7 @@ def by_kind(sources: Iterable[Source]) -> dict[Kind, set[int]]:
 
 def affected(behind: Sequence[Sequence[int]], passages: set[int]) -> list[int]:
     """The numbers, from 1, of the sentences that one of these passages is behind."""
-    return [number for number, of in enumerate(behind, 1) if passages & set(of)]
+    return [number for number, cited in enumerate(behind, 1) if passages & set(cited)]
 
 
 def sentences_of(answer: Answer, passages: Sequence[NumberedPassage]) -> list[Sentence]:

@@ -118,7 +118,7 @@ def best(indexes: tuple[WordIndex, WordIndex], passage: Collection[int], most: i
     """The questions whose floors the passage exceeds by the most. indexes: of ``WordIndexes.of``."""
     index, recent = indexes
     since_ids = set(recent.ids)
-    results = [of for of in index.above(passage, most + len(since_ids)) if of[1] not in since_ids]
+    results = [result for result in index.above(passage, most + len(since_ids)) if result[1] not in since_ids]
     results += recent.above(passage, most)
     return [id_ for _, id_ in sorted(results, key=lambda result: -result[0])[:most]]
 

@@ -59,7 +59,7 @@ def weight(words: Sequence[int], names: Sequence[int], passage: set[int]) -> int
 def of_passage(tenant: str, text: str) -> set[int]:
     """The words and identifiers of a passage, with its title: in English, and in its own language."""
     language = language_of(text) or ENGLISH
-    return {n for of in dict.fromkeys((ENGLISH, language)) for n in _numbers(tenant, text, of)}
+    return {n for name in dict.fromkeys((ENGLISH, language)) for n in _numbers(tenant, text, name)}
 
 
 def _numbers(tenant: str, text: str, language: str) -> list[int]:
