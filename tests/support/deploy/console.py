@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import drill
+from tests.support.space import PROJECT
 
 EVENTUALLY_SECONDS = 120.0
 _BLOCK = re.compile(r"^```console( eventually)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -129,3 +131,22 @@ def shell(folder: Path, env: Mapping[str, str]) -> Iterator[Shell]:
         yield one
     finally:
         one.end()
+
+
+def follow(guide: Path, folder: Path, *, state: Path, least: int) -> str:
+    """Run all commands of a guide of the documentation, in a home of their own, and stop the stack that they start.
+    Returns their output. state: the stack's. least: the fewest commands that the guide has."""
+    documented = commands(guide.read_text())
+    assert len(documented) >= least
+    env = clean_environment(folder)
+    with shell(PROJECT, env) as bash:
+        try:
+            return "".join(bash.run(command) for command in documented)
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "cli.main", "down"],
+                cwd=PROJECT,
+                capture_output=True,
+                check=True,
+                env={**env, "PENSTOCK_HOME": str(state)},
+            )
