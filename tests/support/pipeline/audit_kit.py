@@ -21,6 +21,7 @@ from pipeline.core.model import Quantisation, VectorIndex
 from pipeline.embedding.port import Embedded
 from pipeline.kafka.producer import Stored
 from pipeline.stores.keywords import Keywords
+from tests.support.pipeline.delivered import delivered
 from tests.support.query.library import Library, WordEmbedder, document
 from topics.messages import DocumentUpserted, IndexHint
 
@@ -54,9 +55,7 @@ class Waking:
         if not self.asleep:
             task = asyncio.create_task(self.library.converge(UUID(message.document_id)))
             self.tasks.add(task)
-        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        done.set_result(Stored(0, 0))
-        return done
+        return delivered()
 
     async def rest(self) -> None:
         """Wait for the sinks; raises what they raised."""

@@ -18,6 +18,7 @@ from pipeline.core.model import Generation, Lane, Store
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.generations.building import Builder, connect
+from pipeline.kafka.producer import Stored
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
 from pipeline.maintenance.rebuild import Rebuild, Result
@@ -33,6 +34,7 @@ from pipeline.stages.vectors import VectorSink
 from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
+from tests.support.pipeline.delivered import delivered
 from tests.support.space import Space, now
 from tests.support.space import document as timed_document
 from topics.codec import encode
@@ -89,12 +91,10 @@ class _Hints:
     def __init__(self) -> None:
         self.waiting: list[IndexHint] = []
 
-    async def send(self, _topic: object, message: object) -> asyncio.Future[None]:
+    async def send(self, _topic: object, message: object) -> asyncio.Future[Stored]:
         if isinstance(message, IndexHint):
             self.waiting.append(message)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.set_result(None)
-        return future
+        return delivered()
 
 
 @dataclass

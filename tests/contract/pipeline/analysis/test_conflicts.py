@@ -23,10 +23,12 @@ from pipeline.analysis.conflicts import Conflicts
 from pipeline.analysis.task import Services
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.kafka.producer import Stored
 from pipeline.stores import graph
 from query import conflicts
 from query.access.tenant_rows import rows_of
 from query.conflicts import conflict_json
+from tests.support.pipeline.delivered import delivered
 from tests.support.query.http_kit import as_, problem, service_over
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from topics.messages import ConflictChanged, DocumentIndexed, DocumentMessage, IdentityChanged
@@ -63,12 +65,10 @@ class Sent:
 
     records: list[ConflictChanged]
 
-    async def send(self, topic: Topic, message: ConflictChanged) -> asyncio.Future[None]:
+    async def send(self, topic: Topic, message: ConflictChanged) -> asyncio.Future[Stored]:
         assert message.kind in topic.holds
         self.records.append(message)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+        return delivered()
 
 
 async def indexed(library: Library, *events: DocumentMessage) -> None:

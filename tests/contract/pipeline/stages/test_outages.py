@@ -23,6 +23,7 @@ from pipeline.stores.elasticsearch import create_index
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from tests.support.pipeline.build_kit import Site, access, document, sections
+from tests.support.pipeline.delivered import delivered
 from tests.support.pipeline.stage_kit import Working, event, hint
 from tests.support.space import Space
 from topics.messages import DocumentIndexed
@@ -138,16 +139,14 @@ async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_accepte
     """The other partitions take their hints."""
     down, send, letters = True, site.hints.send, list[object]()
 
-    async def refuse(topic: object, message: Any) -> asyncio.Future[None]:
+    async def refuse(topic: object, message: Any) -> asyncio.Future[Stored]:
         if down and message.external_id == "a":
             raise NotDelivered("its partition has no leader")
         return await send(topic, message)
 
     async def send_raw(_topic: object, *record: object) -> asyncio.Future[Stored]:
         letters.append(record)
-        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        done.set_result(Stored(0, 0))
-        return done
+        return delivered()
 
     monkeypatch.setattr(site.hints, "send", refuse)
     monkeypatch.setattr(site.hints, "send_raw", send_raw, raising=False)

@@ -21,6 +21,7 @@ from pipeline.core.identity import document_id
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, OneModel, Vectors
+from pipeline.kafka.producer import Stored
 from pipeline.ledger import generations, work
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import dist
@@ -36,6 +37,7 @@ from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.stream.attempts import Attempts, Batch
+from tests.support.pipeline.delivered import delivered
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space, now
 from topics.codec import encode
@@ -50,11 +52,9 @@ class Recorder:
     def __init__(self) -> None:
         self.sent: list[object] = []
 
-    async def send(self, _topic: object, message: object) -> asyncio.Future[None]:
+    async def send(self, _topic: object, message: object) -> asyncio.Future[Stored]:
         self.sent.append(message)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.set_result(None)
-        return future
+        return delivered()
 
 
 @dataclass

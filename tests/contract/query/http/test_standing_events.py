@@ -13,6 +13,7 @@ import pytest
 from pipeline.analysis import memberships
 from pipeline.analysis.task import Services
 from pipeline.core.identity import document_id
+from pipeline.kafka.producer import Stored
 from pipeline.stores.postgres import Connection
 from query.embedding.embedders import QueryEmbedder
 from query.standing import word_index
@@ -20,6 +21,7 @@ from query.standing.task import StandingTask
 from query.standing.word_index import WordIndexes, best
 from query.standing.words import of_passage
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
+from tests.support.pipeline.delivered import delivered
 from tests.support.query.generation_query_kit import Site
 from tests.support.query.http_kit import World
 from tests.support.query.library import access, deletion, document
@@ -34,11 +36,9 @@ class Published:
     def __init__(self) -> None:
         self.messages: list[AnswerInvalidated] = []
 
-    async def send(self, _: object, message: AnswerInvalidated) -> asyncio.Future[None]:
+    async def send(self, _: object, message: AnswerInvalidated) -> asyncio.Future[Stored]:
         self.messages.append(message)
-        sent = asyncio.get_running_loop().create_future()
-        sent.set_result(None)
-        return sent
+        return delivered()
 
 
 async def events(world: World | Site, *messages: Message) -> list[AnswerInvalidated]:
