@@ -212,7 +212,7 @@ class Shares:
         """Remove callers that have no requests and were not active within IDLE_SECONDS."""
         for name, tenant in list(self._tenants.items()):
             for id_, caller in list(tenant.callers.items()):
-                if not caller.demand and now >= caller.seen + IDLE_SECONDS:  # as look_at() says it
+                if not caller.demand and now >= caller.seen + IDLE_SECONDS:  # the same expression as in next_advance_at
                     del tenant.callers[id_]
             if not tenant.callers:
                 del self._tenants[name]
