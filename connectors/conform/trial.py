@@ -337,10 +337,6 @@ class Trial:
         taken, self._taken = self.witness.messages[self._taken :], len(self.witness.messages)
         return taken
 
-    def take_all(self) -> Sequence[AnyMessage]:
-        """Return all messages."""
-        return self.witness.messages
-
     async def wait_for_ledger(self) -> None:
         """Wait until the ledger (and with ``with_stores`` both stores) has everything that was published."""
         newest: dict[str, DocumentMessage] = {}

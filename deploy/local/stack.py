@@ -84,10 +84,6 @@ class Stack:
         """Start one service again on its data, and wait until it answers; nothing if it runs."""
         self.up(on_progress, services=(name,))
 
-    def restart(self, name: str, on_progress: Progress | None = None) -> None:
-        self.stop(name)
-        self.start(name, on_progress)
-
     def kill(self, name: str) -> None:
         """SIGKILL a service, a worker (``detect``, ``detect-1``) or ``query``: a fault. KeyError if it does not run."""
         if name in self._servers:

@@ -95,7 +95,7 @@ def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
 def published_documents(trial: Trial) -> list[DocumentUpserted]:
     """Return what the runner has published, folded: each document's last text under its last access."""
     documents: dict[str, DocumentUpserted] = {}
-    for message in sorted(trial.take_all(), key=lambda m: m.observed_at):
+    for message in sorted(trial.witness.messages, key=lambda m: m.observed_at):
         if isinstance(message, DocumentUpserted):
             documents[message.external_id] = message
         elif isinstance(message, DocumentDeleted):
