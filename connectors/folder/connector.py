@@ -221,11 +221,6 @@ class FolderConnector:
         self._checkpoint = checkpoint
         self._clock: Clock | None = None
 
-    async def check(self) -> list[Problem]:
-        """Return roots that cannot be read."""
-        problems = [await asyncio.to_thread(root_problem, root) for root in self._roots]
-        return [problem for problem in problems if problem]
-
     async def scan(self, on_progress: Callable[[Progress], None] | None = None) -> ScanReport:
         """Scan all roots. Raises Retryable when Kafka or Postgres is away: acknowledged events stay recorded, and the
         next scan goes on from there."""
