@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from query.evaluation.dataset import Dataset
     from query.evaluation.measures import Rankings
 
-TIMEOUT_SECONDS = 60.0
-"""For each store. It is long because a search without one of the stores, on a busy machine, would spoil the numbers."""
 WORSE = 3
 """The exit code if a measure is below its bound, or significantly worse than before."""
 
@@ -155,13 +153,13 @@ async def _evaluate(
     from query.embedding.embedders import Embedders, GenerationEmbedders, QueryEmbedder
     from query.evaluation import place
     from query.evaluation import rank as ranks
+    from query.evaluation.questions import PATIENT, TIMEOUT_SECONDS
     from query.model import MODES
     from query.rerank.guarded import open_reranker
-    from query.retrieval.search import Search, Timeouts
+    from query.retrieval.search import Search
     from query.settings import load as query_settings_now
 
     settings, query = settings_now(), query_settings_now()
-    patient = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
     async with AsyncExitStack() as closing:
         bars = closing.enter_context(progress_bars(quiet=quiet))
         asking: Embedders
@@ -194,7 +192,7 @@ async def _evaluate(
             pool,
             es,
             asking,
-            timeouts=patient,
+            timeouts=PATIENT,
             settings=query.retrieval,
             reranker=reranker,
             rerank_pool=query.rerank.pool,

@@ -19,10 +19,10 @@ from rich.progress import Progress as Bars
 
 from cli.options import Tenant
 from cli.output import Json, print_json, progress_bars, stderr, stdout
-from cli.readers import SOURCE, readers, tag
+from cli.readers import readers, tag
 from pipeline.core import publication
 from pipeline.core.errors import Retryable
-from pipeline.core.identity import document_id
+from pipeline.core.identity import INGESTED, document_id
 from pipeline.core.publication import MAX_PUBLICATIONS, Publication
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ async def _connector(
     settings = load()
     options = FolderOptions(
         tenant=tenant,
-        source=SOURCE,
+        source=INGESTED,
         acl_tags=tuple(acl),
         required_tags=tuple(required or ()),
         allow_mass_delete=mass_delete,

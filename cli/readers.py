@@ -8,9 +8,7 @@ from typing import NoReturn
 import typer
 
 from cli.terminal import echo
-
-SOURCE = "folder"
-"""The source of the documents of `penstock ingest` and `watch`."""
+from pipeline.core.identity import INGESTED
 
 
 def tag(value: str) -> str:
@@ -26,9 +24,9 @@ def readers(acl: list[str] | None, required: list[str] | None) -> list[str]:
     that nobody shall.)
     """
     for value in (*(acl or ()), *(required or ())):
-        if value.startswith(f"{SOURCE}/"):
-            bare = value.removeprefix(f"{SOURCE}/")
-            _refuse(f"access tag {value!r}: write {bare!r}, without the source; the source is always {SOURCE!r} here")
+        if value.startswith(f"{INGESTED}/"):
+            bare = value.removeprefix(f"{INGESTED}/")
+            _refuse(f"access tag {value!r}: write {bare!r}, without the source; the source is always {INGESTED!r} here")
     if required and not acl:
         _refuse("--required needs --acl: name the readers with --acl TAG")
     return acl or [f"user:{local_user('name the readers with --acl TAG')}"]

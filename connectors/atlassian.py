@@ -1,4 +1,5 @@
-"""The parts that Confluence and Jira have in common: accounts of people, signatures of events, options, and errors.
+"""The parts that Confluence and Jira have in common: accounts of people, signatures of events, options, how far
+back changes are searched, and errors.
 
 One person is the same principal in both, so that what one source grants counts for the other.
 """
@@ -7,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from connectors.source import Refused, Request
+from connectors.source import CursorExpired, Refused, Request
 from connectors.web import Denied, Forbidden, Missing, Rejected, TooLarge
 from pipeline.core.errors import Misconfigured, Retryable
 
 SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
+MAX_LOOKBACK_MINUTES = 30 * 24 * 60
+"""After a longer pause a sweep replaces the search for changes."""
 MEDIA_HOST = "api.media.atlassian.com"
 """Where Cloud redirects downloads to (developer.atlassian.com, "Get URI to download attachment")."""
 
@@ -136,3 +141,12 @@ def translated_errors(connector: str, guide: str) -> Iterator[None]:
         raise Misconfigured(f"{error}; run penstock connector check {connector} for details") from error
     except TooLarge as error:
         raise Retryable(f"{error}; a smaller page_size makes responses smaller") from error
+
+
+def lookback_minutes(polled_at: datetime, now: datetime, overlap: int) -> int:
+    """Return how many minutes back to search for changes. polled_at: when the last complete poll began. Raises
+    CursorExpired."""
+    minutes = math.ceil(max(0.0, (now - polled_at).total_seconds()) / 60) + overlap
+    if minutes > MAX_LOOKBACK_MINUTES:
+        raise CursorExpired("changes were not read for a month: everything is compared again")
+    return minutes

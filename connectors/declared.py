@@ -32,6 +32,7 @@ from connectors.runner.plan import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, 
 from connectors.source import Context, MetadataKeys, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
+from pipeline.core.identity import INGESTED
 from pipeline.core.metadata_keys import KEY_TYPES, NAME
 from pipeline.runtime import plugins
 from pipeline.runtime.credentials import KeyExpiry
@@ -106,7 +107,7 @@ def metadata_keys(kind: str) -> MetadataKeys:
 
 VARIABLE = "PENSTOCK_CONNECTORS_FILE"
 DEFAULT = "connectors.toml"
-RESERVED = {"folder": "`penstock ingest` and `penstock watch` publish under this name"}
+RESERVED = {INGESTED: "`penstock ingest` and `penstock watch` publish under this name"}
 
 Api = Literal["uploads", "conversations"]
 """An HTTP API that a key may permit."""

@@ -13,12 +13,12 @@ from connectors.extraction import extract_file
 from connectors.extraction import result as extraction
 from topics.messages import MAX_CONTENT_BYTES
 
-_OFFICE = "application/vnd.openxmlformats-officedocument."
+OFFICE = "application/vnd.openxmlformats-officedocument."
 _BINARY = {
     "application/pdf": ".pdf",
-    f"{_OFFICE}wordprocessingml.document": ".docx",
-    f"{_OFFICE}presentationml.presentation": ".pptx",
-    f"{_OFFICE}spreadsheetml.sheet": ".xlsx",
+    f"{OFFICE}wordprocessingml.document": ".docx",
+    f"{OFFICE}presentationml.presentation": ".pptx",
+    f"{OFFICE}spreadsheetml.sheet": ".xlsx",
     "message/rfc822": ".eml",
     # Old formats: an installed extractor reads them; without one, extraction says what to do.
     "application/msword": ".doc",

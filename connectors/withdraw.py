@@ -16,6 +16,7 @@ from uuid import UUID
 from connectors.clock import Clock
 from connectors.runner.rows import keep_stamp
 from pipeline.core.errors import PenstockError
+from pipeline.core.identity import INGESTED
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool, translated
@@ -23,7 +24,6 @@ from topics.messages import DocumentDeleted, IdentityChanged
 from topics.registry import DOCUMENTS_LIVE, IDENTITIES
 
 PAGE = 500
-INGESTED = "folder"
 """The source of `penstock ingest` and `watch`, which has no runner, and no rows of deleted documents."""
 
 

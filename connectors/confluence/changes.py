@@ -10,7 +10,6 @@ used, so the clocks need not agree.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,8 +124,6 @@ def _container(subject: Mapping[str, Any]) -> str | None:
 
 MAX_CHANGES = 20_000
 """The most changes that one poll reads, all of which its cursor holds. After more of them a sweep replaces the poll."""
-MAX_LOOKBACK_MINUTES = 30 * 24 * 60
-"""After a longer pause a sweep replaces the search for changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +152,6 @@ class Progress:
     @property
     def cursor(self) -> Cursor:
         return {"at": self.polled_at.isoformat(), "seen": dict(self.seen), "trash": sorted(self.trash)}
-
-    def lookback_minutes(self, now: datetime, overlap: int) -> int:
-        """Return how many minutes back to search. Raises CursorExpired."""
-        minutes = math.ceil(max(0.0, (now - self.polled_at).total_seconds()) / 60) + overlap
-        if minutes > MAX_LOOKBACK_MINUTES:
-            raise CursorExpired("changes were not read for a month: everything is compared again")
-        return minutes
 
     def unread(self, changes: Iterable[Change]) -> list[Change]:
         return [change for change in changes if self.seen.get(change.id) != change.version]

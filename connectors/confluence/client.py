@@ -24,6 +24,8 @@ from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, Retryable
 
 Json = Mapping[str, Any]
+RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
+"""The fields of v1 that hold who may read a content."""
 _CQL_ITEM = re.compile(r"[\w~.@+\-]+")
 MAX_PAGES = 100_000
 """A listing with more pages is taken for a server's mistake that would never end."""

@@ -17,6 +17,7 @@ from typing import Any, cast
 from connectors.atlassian import Person
 from connectors.confluence import client
 from connectors.confluence.client import (
+    RESTRICTIONS,
     Api,
     Json,
     batched,
@@ -49,9 +50,8 @@ from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
 
-_RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
 _ANCESTOR_RESTRICTIONS = (
-    f"{_RESTRICTIONS},ancestors.restrictions.read.restrictions.user,ancestors.restrictions.read.restrictions.group"
+    f"{RESTRICTIONS},ancestors.restrictions.read.restrictions.user,ancestors.restrictions.read.restrictions.group"
 )
 _LABELS = "metadata.labels"
 MAX_IDS = 100
@@ -97,7 +97,7 @@ class Restrictions:
     async def readers(self, pages: Sequence[Content]) -> Mapping[str, Readers | None]:
         """Return the ids, among these pages and the folders above them, that have restrictions of their own, with whom
         these name; None: that has to be requested."""
-        await self._ancestors_by_search([page.id for page in pages], _RESTRICTIONS)
+        await self._ancestors_by_search([page.id for page in pages], RESTRICTIONS)
         ids = [page.id for page in pages]
         for page in pages:
             if page.parent and page.parent_kind != "page":

@@ -15,6 +15,7 @@ from typing import Any, cast
 from connectors.atlassian import Person
 from connectors.confluence import client
 from connectors.confluence.client import (
+    RESTRICTIONS,
     SMALLER,
     Api,
     Json,
@@ -33,8 +34,7 @@ from connectors.set_aside import each, may_be_set_aside, name_of, reading_data
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
-_RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
-_ACCESS = f"ancestors,{_RESTRICTIONS},{','.join(f'ancestors.{field}' for field in _RESTRICTIONS.split(','))}"
+_ACCESS = f"ancestors,{RESTRICTIONS},{','.join(f'ancestors.{field}' for field in RESTRICTIONS.split(','))}"
 _COMMENT_FIELDS = "version,ancestors,extensions.inlineProperties,history"
 _PLAIN = f"version,history,{_ACCESS}"
 OVERLAP_RESULTS = 5
@@ -297,7 +297,7 @@ class DataCenter:
     ) -> tuple[Mapping[str, Readers | None], Position | None]:
         kind = str((position or {}).get("kind", "page"))
         inner = (position or {}).get("next")
-        results, following, failed = await self._contents(space, kind, inner, MAX_LISTED, _RESTRICTIONS)
+        results, following, failed = await self._contents(space, kind, inner, MAX_LISTED, RESTRICTIONS)
         if failed:
             raise next(iter(failed.values()))
         # What cannot be read has no holders: its documents are closed until it can.

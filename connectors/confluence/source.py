@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 import httpx
 import structlog
 
-from connectors.atlassian import principal, translated_errors, verify
+from connectors.atlassian import lookback_minutes, principal, translated_errors, verify
 from connectors.confluence import content
 from connectors.confluence.access import GroupReader
 from connectors.confluence.changes import Event, Progress, batches_by_document, parse
@@ -351,7 +351,7 @@ class Confluence:
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         progress, began = Progress.from_cursor(cursor), datetime.now(UTC)
-        minutes = progress.lookback_minutes(began, self._options.overlap_minutes)
+        minutes = lookback_minutes(progress.polled_at, began, self._options.overlap_minutes)
         with self._translate_errors(), self._retry_expired_cursor():
             changed = await self._recent_changes(minutes)
             while unread := progress.unread(changed):

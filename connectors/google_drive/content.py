@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from connectors.files import Downloads, FileType, NoText, file_type, publishable
+from connectors.files import OFFICE, Downloads, FileType, NoText, file_type, publishable
 from connectors.google_drive.access import Access
 from connectors.google_drive.client import Api, Json
 from connectors.source import Document, Unreadable
@@ -21,8 +21,7 @@ from topics.messages import Metadata
 File = Mapping[str, Any]
 
 GOOGLE = "application/vnd.google-apps."
-_OFFICE = "application/vnd.openxmlformats-officedocument."
-XLSX = f"{_OFFICE}spreadsheetml.sheet"
+XLSX = f"{OFFICE}spreadsheetml.sheet"
 
 
 @dataclass(frozen=True, slots=True)

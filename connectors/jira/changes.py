@@ -9,7 +9,6 @@ the updates that it saw there. Only durations are used, so the clocks need not a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,8 +18,6 @@ from connectors.source import Cursor, CursorExpired, Reaction, Refused, Request
 
 MAX_SEEN_UPDATES = 20_000
 """The cursor holds at most this many updates. Older ones are read again, and are then recognized as unchanged."""
-MAX_LOOKBACK_MINUTES = 30 * 24 * 60
-"""After a longer pause a sweep replaces the search for changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +45,6 @@ class Progress:
     @property
     def cursor(self) -> Cursor:
         return {"at": self.polled_at.isoformat(), "seen": dict(self.seen)}
-
-    def lookback_minutes(self, now: datetime, overlap: int) -> int:
-        """Return how many minutes back to search. Raises CursorExpired."""
-        minutes = math.ceil(max(0.0, (now - self.polled_at).total_seconds()) / 60) + overlap
-        if minutes > MAX_LOOKBACK_MINUTES:
-            raise CursorExpired("changes were not read for a month: everything is compared again")
-        return minutes
 
     def unread(self, updates: Mapping[str, str]) -> list[str]:
         """Return the issues with updates that were not seen yet, in the order of ``updates``."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 import httpx
 
 from connectors.access_memory import AccessMemory, Listener
-from connectors.atlassian import translated_errors, verify
+from connectors.atlassian import lookback_minutes, translated_errors, verify
 from connectors.errors import BadData
 from connectors.file_documents import document_from_file
 from connectors.files import temporary_file
@@ -299,7 +299,7 @@ class Jira:
         """Read the issues that were updated since the last poll and the overlap before it. Of their comments and files
         those are read that are new, or have another state than when they were read or listed last."""
         progress, began = Progress.from_cursor(cursor), datetime.now(UTC)
-        minutes = progress.lookback_minutes(began, self._options.overlap_minutes)
+        minutes = lookback_minutes(progress.polled_at, began, self._options.overlap_minutes)
         with self._translate_errors(), self._retry_expired_cursor():
             projects = await self._projects()
             updates = await self._site.changed(projects, minutes)

@@ -6,13 +6,14 @@ After a 429 all tasks of one client wait, and they do not continue at the same m
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from pipeline.core.retry import non_negative
 
 NEAR_LIMIT_SECONDS = 1.0
 """Between two requests while Atlassian says that less than a fifth of the budget is left (X-RateLimit-NearLimit;
@@ -55,7 +56,7 @@ def budget_pause(headers: Mapping[str, str], *, now: datetime) -> float | None:
     NEAR_LIMIT_SECONDS.
     """
     for prefix in ("x-ratelimit-", "ratelimit-"):
-        if _number(headers.get(f"{prefix}remaining")) == 0:
+        if non_negative(headers.get(f"{prefix}remaining")) == 0:
             reset = _seconds_until(headers.get(f"{prefix}reset"), now)
             return NEAR_LIMIT_SECONDS if reset is None else reset
     if headers.get("x-ratelimit-nearlimit", "").strip().lower() == "true":
@@ -75,7 +76,7 @@ def limits_bucket(status: int, headers: Mapping[str, str]) -> bool:
 def _seconds_until(value: str | None, now: datetime) -> float | None:
     if value is None:
         return None
-    if (number := _number(value)) is not None:
+    if (number := non_negative(value)) is not None:
         return max(0.0, number - now.timestamp()) if number >= _EPOCH else number
     try:
         then = datetime.fromisoformat(value.strip())
@@ -83,14 +84,6 @@ def _seconds_until(value: str | None, now: datetime) -> float | None:
         return None
     then = then if then.tzinfo else then.replace(tzinfo=UTC)
     return max(0.0, (then - now).total_seconds())
-
-
-def _number(value: str | None) -> float | None:
-    try:
-        number = float(value or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
 
 
 throttled: ContextVar[Callable[[str, float], None]] = ContextVar("throttled", default=lambda name, seconds: None)

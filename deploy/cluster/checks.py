@@ -9,8 +9,8 @@ import yaml
 
 from deploy.cluster import manifests, programs, score
 from deploy.cluster.control_plane import Answer, ControlPlane
-from deploy.cluster.manifests import CHART, NAMESPACE, Rendered
-from deploy.helm.source import Object
+from deploy.cluster.manifests import NAMESPACE, Rendered
+from deploy.helm.source import CHART, Object
 from deploy.report import CheckFailed
 from pipeline.core.errors import Misconfigured
 

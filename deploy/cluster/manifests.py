@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 
 from deploy.cluster import programs
-from deploy.helm.source import DEPLOY, KUBERNETES, Object, containers, template_of
+from deploy.helm.source import CHART, DEPLOY, KUBERNETES, Object, containers, template_of
 from pipeline.core.errors import Misconfigured
 
-CHART = DEPLOY / "chart"
 NAMESPACE = "penstock"
 RENDER_SECONDS = 60
 EVERY_COMPONENT = {

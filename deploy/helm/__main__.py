@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from deploy.helm.chart import CHART, files
+from deploy.helm.chart import files
+from deploy.helm.source import CHART
 
 
 def write() -> int:

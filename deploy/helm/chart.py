@@ -14,7 +14,6 @@ from deploy.helm.source import DEPLOY
 from deploy.helm.templates import HELPERS, TEMPLATES, render
 from deploy.helm.values import Values, defaults
 
-CHART = DEPLOY / "chart"
 WIDTH = 120
 
 NOTES = """\

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 DEPLOY = Path(__file__).parent.parent
-KUBERNETES = DEPLOY / "kubernetes"
+KUBERNETES, CHART = DEPLOY / "kubernetes", DEPLOY / "chart"
 Object = dict[str, Any]
 _DIGITS = str.maketrans("013ae", "ghkmt")
 """kustomize writes other letters for these hexadecimal digits, so that no word comes about by chance."""

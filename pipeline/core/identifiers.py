@@ -45,7 +45,8 @@ _KINDS = re.compile(
 )
 _FILE_NAME = re.compile(_FILE)
 _SEGMENT = re.compile(r"[\w.@+~%-]+")
-_WORD = re.compile(r"[^\W_]{2,}")
+PART = re.compile(r"[^\W_]{2,}")
+"""A word that names are made of."""
 _UNDIVIDED = re.compile(r"\w+(?:\.\w+)*")
 """Words and names that analyzers leave whole."""
 _JOINT = re.compile(r"[._]+|(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -79,7 +80,7 @@ def terms(text: str) -> list[str]:
         if len(result) >= MOST_TERMS:
             break
         result.update(_ends(name))
-        result.update(_WORD.findall(name))
+        result.update(PART.findall(name))
     return sorted(result)[:MOST_TERMS]
 
 

@@ -19,6 +19,8 @@ DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
 EVERYONE = "*"
 """The universal required tag that every caller has: Elasticsearch's terms_set matches nothing on an empty list."""
 
+INGESTED = "folder"
+"""The source of `penstock ingest` and `watch`; no connector may have this name."""
 OWN_TAG = "user:"
 """The prefix of the tag ``user:NAME``, which the principal NAME has in every source of its tenant. Nobody else has it,
 so no group may have such a name."""

@@ -37,10 +37,10 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
 
 def _retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+    if (milliseconds := non_negative(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
-    if value is None or (seconds := _number(value)) is not None:
+    if value is None or (seconds := non_negative(value)) is not None:
         return None if value is None else seconds
     then = http_date(value)
     return None if then is None else max(0.0, (then - now).total_seconds())
@@ -55,7 +55,8 @@ def http_date(text: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _number(value: str | None) -> float | None:
+def non_negative(value: str | None) -> float | None:
+    """The finite number of at least 0 that a header states; None: it states none."""
     try:
         number = float(value or "")
     except ValueError:
@@ -64,6 +65,8 @@ def _number(value: str | None) -> float | None:
 
 
 HttpVerdict = Literal["retry", "quota", "poison", "misconfigured"]
+QUOTA_WAIT_SECONDS = 60.0
+"""After a ``quota``: somebody has to pay first, so one attempt a minute is enough."""
 
 _HTTP: Mapping[int, HttpVerdict] = {
     400: "poison",  # because of the request's content; the caller checks that not every request gets it

@@ -14,8 +14,8 @@ from uuid import UUID
 from psycopg.errors import InsufficientPrivilege
 from psycopg.rows import class_row
 
+from pipeline.core.identity import INGESTED
 from pipeline.diagnosis.story_model import (
-    INGESTED,
     MAX_COUNTED_BEFORE,
     Access,
     DeadLetter,

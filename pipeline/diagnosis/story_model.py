@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from pipeline.core.identity import INGESTED
 from pipeline.diagnosis.connector_status import State, connector_state, last_success_at, problem
 from pipeline.ledger.documents import Identity
 
 StoreState = Literal["settled", "pending", "failed", "partial", "withdrawn"]
 MAX_COUNTED_BEFORE = 100_000
 """Documents that precede another in a queue are counted up to this number."""
-INGESTED = "folder"
-"""The source of `penstock ingest` and `watch`; no connector may have this name. Equal to cli.readers.SOURCE (a test
-compares them)."""
 
 
 @dataclass(frozen=True, slots=True)

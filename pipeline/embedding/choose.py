@@ -12,9 +12,9 @@ from pipeline.core.model import ChunkParams, CountTokens, EmbeddingService, Gene
 from pipeline.embedding import convert
 from pipeline.embedding.port import Embedder
 from pipeline.embedding.tokens import Tokens, byte_pairs, word_pieces
-from pipeline.runtime.settings import EmbeddingSettings
+from pipeline.runtime.settings import OPENAI_URL, EmbeddingSettings
 
-OPENAI_HOST = "api.openai.com"
+OPENAI_HOST = urlsplit(OPENAI_URL).netloc
 LARGEST_TARGET = 400
 SMALLEST_TARGET = 16
 

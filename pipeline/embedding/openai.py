@@ -21,13 +21,12 @@ from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
 from pipeline.observability.metrics import EmbeddingOutcome
 from pipeline.observability.tracing import Call, trace_embeddings
-from pipeline.runtime.settings import EmbeddingSettings
+from pipeline.runtime.settings import OPENAI_URL, EmbeddingSettings
 
 MODEL = "text-embedding-3-large"
 DIMENSIONS = 1536
 INPUT_WINDOW = 8191
 """OpenAI documents 8,192 tokens an input; its own examples have always stayed one below."""
-OPENAI_URL = "https://api.openai.com/v1"
 
 PATIENCE_SECONDS = 20.0
 """How long one call tries again before it raises Retryable; its caller waits on in its own lane."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from pipeline.core.retry import classify_http, retry_after_seconds
+from pipeline.core.retry import QUOTA_WAIT_SECONDS, classify_http, retry_after_seconds
 from pipeline.embedding.http import Response
 from pipeline.embedding.pace import Throttled
 from pipeline.observability.metrics import EmbeddingOutcome
@@ -84,10 +84,6 @@ def _floats(embedding: bytes | list[float | None]) -> bytes:
     if len(embedding) % FLOAT_BYTES:
         raise ValueError("not a number of float32")
     return embedding
-
-
-QUOTA_WAIT_SECONDS = 60.0
-"""An empty account heals when somebody pays: ask once a minute."""
 
 
 class Rejected(Exception):

@@ -163,6 +163,10 @@ class ElasticsearchSettings(Part):
     """The number of copies of each shard of an index that is created."""
 
 
+OPENAI_URL = "https://api.openai.com/v1"
+"""The address of a server of embeddings or chat whose ``base_url`` is not set."""
+
+
 class EmbeddingSettings(Part):
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_EMBEDDING_", frozen=True, extra="forbid", protected_namespaces=()

@@ -13,13 +13,11 @@ from uuid import UUID
 from pipeline.core.addresses import openable
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, readable
+from query.access.facets import FACET_DOCUMENTS, FACET_VALUES
 
-FACET_DOCUMENTS = 20_000
-"""The most readable documents that facets are gathered from."""
 FACET_DOCUMENTS_A_SET = 200
 """The most documents of one access set that facets are gathered from. A set belongs to one source, as its tags do, and
 the sources take turns, so that one with a hundred thousand sets does not hide another."""
-FACET_VALUES = 50
 
 
 @dataclass(frozen=True, slots=True)

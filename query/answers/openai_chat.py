@@ -19,12 +19,12 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
 from pipeline.observability.tracing import Call, trace_chat
+from pipeline.runtime.settings import OPENAI_URL
 from query.answers.chat import End, TooSlow
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
 
-OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 5.0
 T = TypeVar("T")
 

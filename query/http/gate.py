@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.core.errors import PenstockError, Retryable
-from pipeline.runtime.http_server import KeyedLimit
+from pipeline.runtime.http_server import PROBES, KeyedLimit
 from query import problems
 from query.auth.authenticator import LOOPBACK_NAMES, Authenticator, host_name
 from query.auth.identity import Identity
@@ -51,8 +51,6 @@ MAX_BODIES_BYTES, MAX_TENANT_BODIES_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 once as its rate limit permits. It is raised if necessary, so that a few bodies of maximum size always fit."""
 MAX_DISCARDED_BODIES = 16
 """How many times the maximum size of a body is read and discarded, so that the client reads the refusal."""
-PROBES = frozenset({"/livez", "/readyz"})
-"""Probes of an orchestrator, which address the service by IP: any Host header is accepted."""
 QUIET = PROBES | {"/metrics"}
 """Paths that machines request every few seconds: counted, but not logged."""
 

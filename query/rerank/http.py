@@ -13,14 +13,12 @@ import httpx
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
-from pipeline.core.retry import classify_http, retry_after_seconds
+from pipeline.core.retry import QUOTA_WAIT_SECONDS, classify_http, retry_after_seconds
 from pipeline.observability.tracing import Call, trace_rerank
 from query.settings import Flavour, RerankSettings
 
 MAX_RESPONSE_BYTES = 16 * 2**20
 """Two hundred passages that a server sends back with their scores stay far below."""
-QUOTA_WAIT_SECONDS = 60.0
-"""An empty account heals when somebody pays: ask once a minute."""
 _SETTING = {
     401: "PENSTOCK_RERANK_API_KEY",
     403: "PENSTOCK_RERANK_API_KEY (it may not use this model)",

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.core.identifiers import identifiers
+from pipeline.core.identifiers import PART, identifiers
 from pipeline.core.identity import EVERYONE
 from pipeline.core.languages import CJK, languages_of_question
 from pipeline.core.model import Generation
@@ -47,7 +47,6 @@ _ORDERS: Mapping[Sort, Sequence[Mapping[str, Any]] | None] = {
     "newest": _by_modification("desc"),
     "oldest": _by_modification("asc"),
 }
-_WORD = re.compile(r"[^\W_]{2,}")
 
 
 async def bm25(
@@ -142,7 +141,7 @@ def _content(query: str, more: Mapping[str, float] | None = None) -> dict[str, A
 
 def parts_of(words: str) -> set[str]:
     """The words of a query that match a part of an identifier."""
-    return {*_WORD.findall(words)}
+    return {*PART.findall(words)}
 
 
 def _batches(values: Sequence[str]) -> list[Sequence[str]]:

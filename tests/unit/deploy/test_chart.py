@@ -13,7 +13,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from deploy.helm.chart import CHART, files
+from deploy.helm.chart import files
+from deploy.helm.source import CHART
 from deploy.helm.values import Values, defaults
 
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from connectors.atlassian import lookback_minutes
 from connectors.confluence import ConfluenceOptions, client, content, markup
 from connectors.confluence.changes import Progress, batches_by_document
 from connectors.confluence.client import cql_list, path_segment
@@ -39,12 +40,12 @@ def comment(id_: str, version_number: int = 1, **more: Any) -> Comment:
 
 def test_a_poll_covers_the_time_since_the_last_one_plus_an_overlap() -> None:
     progress = Progress(NOON, {}, frozenset())
-    assert progress.lookback_minutes(NOON, 10) == 10
-    assert progress.lookback_minutes(NOON + timedelta(seconds=1), 10) == 11
-    assert progress.lookback_minutes(NOON + timedelta(minutes=150), 10) == 160
-    assert progress.lookback_minutes(NOON - timedelta(hours=3), 10) == 10  # a clock that went back
+    assert lookback_minutes(progress.polled_at, NOON, 10) == 10
+    assert lookback_minutes(progress.polled_at, NOON + timedelta(seconds=1), 10) == 11
+    assert lookback_minutes(progress.polled_at, NOON + timedelta(minutes=150), 10) == 160
+    assert lookback_minutes(progress.polled_at, NOON - timedelta(hours=3), 10) == 10  # a clock that went back
     with pytest.raises(CursorExpired):
-        progress.lookback_minutes(NOON + timedelta(days=40), 10)
+        lookback_minutes(progress.polled_at, NOON + timedelta(days=40), 10)
 
 
 def test_progress_survives_a_round_trip_through_its_cursor() -> None:

@@ -9,9 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from cli import readers
-from connectors.declared import RESERVED
-from pipeline.diagnosis import story_model
+from pipeline.core import identity
 from pipeline.diagnosis.story_model import (
     Access,
     Context,
@@ -73,7 +71,7 @@ INGESTED = Context(
     "/a.pdf",
     Source(
         "acme",
-        story_model.INGESTED,
+        identity.INGESTED,
         "ingest",
         False,
         True,
@@ -316,5 +314,3 @@ def test_a_document_ingested_by_hand_is_described_in_terms_of_penstock_ingest() 
     assert (queued.state, "penstock ingest` published version 3" in queued.reason) == ("queued", True)
     gone = replace(WELL, document=replace(DOCUMENT, deleted_at=LATER))
     assert judge(gone, INGESTED).next == "publish it again from source wiki"
-    assert story_model.INGESTED == readers.SOURCE
-    assert story_model.INGESTED in RESERVED
