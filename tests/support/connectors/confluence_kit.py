@@ -104,9 +104,9 @@ class Wiki:
 async def wiki(flavour: Flavour, folder: Path, **options: Any) -> AsyncIterator[Wiki]:
     fake = FakeConfluence(flavour)
     async with served(fake) as address:
-        one = Wiki(fake, address + fake.context, folder, options)
+        site = Wiki(fake, address + fake.context, folder, options)
         try:
-            yield one
+            yield site
         finally:
-            for source in one.connected:
+            for source in site.connected:
                 await source.close()

@@ -27,7 +27,7 @@ from tests.support.connectors.confluence_kit import Wiki, wiki
 class Desk:
     """A wiki whose account has authorized an app, and instances that share what is stored."""
 
-    one: Wiki
+    site: Wiki
     folder: Path
     memory: InMemory = field(default_factory=InMemory)
     seconds: float = 1_000_000.0
@@ -35,13 +35,13 @@ class Desk:
     opened: list[Confluence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        issue, credentials = lambda: self.one.fake.token_for(self.one.bot), self.one.fake.credentials
+        issue, credentials = lambda: self.site.fake.token_for(self.site.bot), self.site.fake.credentials
         self.oauth = FakeAtlassianOAuth(issue, lambda token: credentials.pop(token, None), clock=lambda: self.seconds)
         self.first = self.oauth.authorize()
 
     def source(self, **options: Any) -> Confluence:
         given: dict[str, Any] = {
-            "base_url": self.one.url,
+            "base_url": self.site.url,
             "oauth_url": self.url,
             "client_id": CLIENT_ID,
             "client_secret": CLIENT_SECRET,
@@ -54,7 +54,7 @@ class Desk:
 
     def expire_access_tokens(self) -> None:
         for pair in self.oauth.pairs.values():
-            self.one.fake.credentials.pop(pair.access, None)
+            self.site.fake.credentials.pop(pair.access, None)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_an_answer_without_a_refresh_token_keeps_the_old_one(desk: Desk) -
     desk.oauth.omits_refresh_token = True
     source = desk.source()
     await spaces(source)
-    desk.one.fake.credentials.clear()
+    desk.site.fake.credentials.clear()
     assert await spaces(source) == ["space:ENG"]
 
 

@@ -32,8 +32,8 @@ def exactly(required: str, optional: str = "", /, **fields: Any) -> Any:
     return {"type": "object", "required": needed, "properties": properties, "additionalProperties": False}
 
 
-def some(one: Any) -> Any:
-    return {"type": "array", "items": one}
+def some(site: Any) -> Any:
+    return {"type": "array", "items": site}
 
 
 # v2
@@ -111,9 +111,9 @@ USER_2 = exactly(
 )
 
 
-def many_2(one: Any) -> Any:
+def many_2(site: Any) -> Any:
     links = exactly("", "next base", next={"type": "string", "pattern": r"^/wiki/api/v2/.*cursor="})
-    return exactly("results _links", results=some(one), _links=links)
+    return exactly("results _links", results=some(site), _links=links)
 
 
 # v1
@@ -134,13 +134,13 @@ def v1(*, cloud: bool) -> dict[str, Any]:
     link = {"type": "string", "pattern": r"^/rest/api/"}
     links = exactly("self", "next prev base context", next=link)
 
-    def many(one: Any) -> Any:
+    def many(site: Any) -> Any:
         return exactly(
-            "results start limit size _links", results=some(one), start=NUMBER, limit=NUMBER, size=NUMBER, _links=links
+            "results start limit size _links", results=some(site), start=NUMBER, limit=NUMBER, size=NUMBER, _links=links
         )
 
-    def part(one: Any) -> Any:
-        return exactly("results start limit size", results=some(one))
+    def part(site: Any) -> Any:
+        return exactly("results start limit size", results=some(site))
 
     restriction = exactly(
         "operation restrictions _expandable _links",
@@ -202,54 +202,54 @@ V2 = {
 }
 
 
-async def requests_of_every_operation(one: Wiki) -> list[str]:
+async def requests_of_every_operation(site: Wiki) -> list[str]:
     """Return every request of a source that uses all of its operations: method and path with query, each once."""
-    top = one.page("Top")
-    folder = one.page("Folder", parent=top.id, kind="folder") if one.fake.cloud else top
-    page = one.page("Below", parent=folder.id)
-    said = one.state.add_comment(page.id, "<p>Hm.</p>", selection="Below")
-    one.state.add_comment(page.id, "<p>Well.</p>", parent=said.id, selection="Below")
+    top = site.page("Top")
+    folder = site.page("Folder", parent=top.id, kind="folder") if site.fake.cloud else top
+    page = site.page("Below", parent=folder.id)
+    said = site.state.add_comment(page.id, "<p>Hm.</p>", selection="Below")
+    site.state.add_comment(page.id, "<p>Well.</p>", parent=said.id, selection="Below")
     for n in range(30):
-        one.state.add_comment(top.id, f"<p>{n}</p>")
-        one.state.attach(top.id, f"{n}.txt", b"words", "text/plain")
-    post = one.page("News", kind="blogpost")
-    one.state.add_comment(post.id, "<p>So?</p>")
-    one.state.restrict(top.id, users={one.bot.account_id}, groups={"staff"})
-    one.state.trash(one.page("Thrown away").id)
-    one.state.roles = {"viewer": ("read/space",)}
-    one.state.spaces["ENG"].assignments = [
+        site.state.add_comment(top.id, f"<p>{n}</p>")
+        site.state.attach(top.id, f"{n}.txt", b"words", "text/plain")
+    post = site.page("News", kind="blogpost")
+    site.state.add_comment(post.id, "<p>So?</p>")
+    site.state.restrict(top.id, users={site.bot.account_id}, groups={"staff"})
+    site.state.trash(site.page("Thrown away").id)
+    site.state.roles = {"viewer": ("read/space",)}
+    site.state.spaces["ENG"].assignments = [
         ("GROUP", "staff", "viewer"),
         ("ACCESS_CLASS", "all-licensed-users", "viewer"),
     ]
-    await one.source.check()
-    cursor = await one.source.start()
-    await one.full()
-    await one.slim()
-    await one.changes(cursor)
-    await one.groups()
-    await one.source.fetch([page.id, post.id, next(iter(one.state.contained(top.id, "attachment"))).id])
-    await one.events()
-    return list(dict.fromkeys(one.fake.requests))
+    await site.source.check()
+    cursor = await site.source.start()
+    await site.full()
+    await site.slim()
+    await site.changes(cursor)
+    await site.groups()
+    await site.source.fetch([page.id, post.id, next(iter(site.state.contained(top.id, "attachment"))).id])
+    await site.events()
+    return list(dict.fromkeys(site.fake.requests))
 
 
 @pytest.mark.parametrize("flavour", ["cloud", pytest.param("data-center", marks=pytest.mark.slow)])
 async def test_the_fakes_responses_match_the_published_schemas(tmp_path: Path, flavour: Flavour) -> None:
     from jsonschema import Draft202012Validator  # here, because its import takes a second
 
-    async with wiki(flavour, tmp_path) as one:
-        requests = await requests_of_every_operation(one)
-        token = next(iter(one.fake.credentials))
+    async with wiki(flavour, tmp_path) as site:
+        requests = await requests_of_every_operation(site)
+        token = next(iter(site.fake.credentials))
         met: set[str] = set()
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
             for line in requests:
                 method, _, path = line.partition(" ")
                 if "download" in path or "/media/" in path:
                     continue
-                ids = {"accountIds": [user.account_id for user in one.state.users.values()]}
-                answer = await client.request(method, one.url + path, json=ids if method == "POST" else None)
+                ids = {"accountIds": [user.account_id for user in site.state.users.values()]}
+                answer = await client.request(method, site.url + path, json=ids if method == "POST" else None)
                 assert answer.status_code == 200, (line, answer.text)
                 api, name = re.match(r"/(rest/api|api/v2)/([^?]*)", path).groups()  # type: ignore[union-attr]
-                schemas = V2 if api == "api/v2" else v1(cloud=one.fake.cloud)
+                schemas = V2 if api == "api/v2" else v1(cloud=site.fake.cloud)
                 fitting = [pattern for pattern in schemas if re.fullmatch(pattern, name)]
                 assert len(fitting) == 1, f"nothing is pinned for {line}"
                 met.add(fitting[0])
@@ -261,36 +261,36 @@ async def test_the_fakes_responses_match_the_published_schemas(tmp_path: Path, f
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_the_fakes_error_responses_match_the_published_ones(tmp_path: Path, flavour: Flavour) -> None:
-    async with wiki(flavour, tmp_path) as one:
-        token = one.fake.token_for(one.bot)
+    async with wiki(flavour, tmp_path) as site:
+        token = site.fake.token_for(site.bot)
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
-            lost = await client.get(f"{one.url}/rest/api/content/999/restriction/byOperation/read")
+            lost = await client.get(f"{site.url}/rest/api/content/999/restriction/byOperation/read")
             assert lost.status_code == 404
             assert lost.json()["statusCode"] == 404
-            wrong = await client.get(f"{one.url}/rest/api/content/search", params={"cql": "nonsense = 1"})
+            wrong = await client.get(f"{site.url}/rest/api/content/search", params={"cql": "nonsense = 1"})
             assert wrong.status_code == 400
             assert "Could not parse cql" in wrong.json()["message"]
-            nobody = await client.get(f"{one.url}/rest/api/user/current", headers={"authorization": ""})
+            nobody = await client.get(f"{site.url}/rest/api/user/current", headers={"authorization": ""})
             assert nobody.status_code == 401
-            if one.fake.cloud:
-                stale = await client.get(f"{one.url}/api/v2/spaces", params={"cursor": "made-up"})
+            if site.fake.cloud:
+                stale = await client.get(f"{site.url}/api/v2/spaces", params={"cursor": "made-up"})
                 assert stale.status_code == 400
                 assert stale.json()["errors"][0]["status"] == 400
-                gone = await client.get(f"{one.url}/rest/api/content", params={"spaceKey": "ENG"})
+                gone = await client.get(f"{site.url}/rest/api/content", params={"spaceKey": "ENG"})
                 assert gone.status_code == 404  # Cloud has taken v1's listings away
             else:
-                assert (await client.get(f"{one.url}/api/v2/pages")).status_code == 404
-                assert (await client.get(f"{one.url}/rest/api/user/current", auth=("bot", token))).status_code == 401
+                assert (await client.get(f"{site.url}/api/v2/pages")).status_code == 404
+                assert (await client.get(f"{site.url}/rest/api/user/current", auth=("bot", token))).status_code == 401
 
 
 async def test_the_fake_hides_a_restricted_page_from_other_accounts(tmp_path: Path) -> None:
-    async with wiki("cloud", tmp_path) as one:
-        page = one.page("Secret")
-        one.state.restrict(page.id, users={one.bob.account_id})
-        token = one.fake.token_for(one.ann)
+    async with wiki("cloud", tmp_path) as site:
+        page = site.page("Secret")
+        site.state.restrict(page.id, users={site.bob.account_id})
+        token = site.fake.token_for(site.ann)
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
             for path in (f"/api/v2/pages/{page.id}", f"/rest/api/content/{page.id}/restriction/byOperation/read"):
-                assert (await client.get(one.url + path)).status_code == 404
-            assert (await client.get(f"{one.url}/api/v2/pages")).json()["results"] == []
-            response = await client.get(f"{one.url}/rest/api/content/search", params={"cql": "type = page"})
+                assert (await client.get(site.url + path)).status_code == 404
+            assert (await client.get(f"{site.url}/api/v2/pages")).json()["results"] == []
+            response = await client.get(f"{site.url}/rest/api/content/search", params={"cql": "type = page"})
             assert response.json()["results"] == []
