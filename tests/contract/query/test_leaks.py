@@ -22,9 +22,8 @@ from pipeline.stores import graph
 from query.model import Mode, Passage, SearchResults, as_json
 from query.retrieval.search import Search
 from tests.support.query.leak_paths import Paths, cramped
-from tests.support.query.leaks import Asker, DocumentKey, Event, Living, Model, World, may_read
+from tests.support.query.leaks import Asker, DocumentKey, Living, Model, World, is_visible_to, may_read
 from tests.support.query.library import WordEmbedder
-from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -223,12 +222,6 @@ async def check_readers(asking: Asking) -> None:
 
 
 # No trace: the same answers as in a world in which the rest never existed
-
-
-def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
-    if isinstance(event, IdentityChanged):
-        return event.tenant == asker.tenant and event.principal in asker.principals
-    return (event.tenant, event.source, event.external_id) in readable
 
 
 def response_of(paths: Paths, results: SearchResults) -> dict[str, Any]:

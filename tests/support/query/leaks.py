@@ -180,6 +180,12 @@ def may_read(documents: Iterable[Living], of_tenant: str, held: set[Group]) -> d
     return results
 
 
+def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
+    if isinstance(event, IdentityChanged):
+        return event.tenant == asker.tenant and event.principal in asker.principals
+    return (event.tenant, event.source, event.external_id) in readable
+
+
 def _tags(event: DocumentUpserted | AccessChanged) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(event.acl_tags), frozenset(event.required_tags)
 

@@ -116,6 +116,12 @@ class Library:
         await self.detect.handle(records)
         return [document_id(e.tenant, e.source, e.external_id) for e in events]
 
+    async def make_dead_letter(self, tenant: str, external_id: str) -> None:
+        """An event of this document that nobody can read."""
+        self.offset += 1
+        key = f"{tenant}/wiki/{external_id}".encode()
+        await self.detect.handle([Incoming("documents", 0, self.offset, key, b"{broken", [], "live")])
+
     async def put(self, *events: Event, batch: int = 64) -> None:
         """Into the ledger and both stores."""
         for n in range(0, len(events), batch):

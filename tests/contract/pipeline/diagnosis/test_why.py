@@ -17,7 +17,6 @@ from deploy.local.stack import Stack
 from pipeline.diagnosis import story
 from pipeline.diagnosis.story_json import as_json
 from pipeline.embedding.port import Embedded
-from pipeline.stages.stage import Incoming
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -153,15 +152,9 @@ async def test_the_events_of_a_document_are_in_order_and_limited_in_number(libra
     assert seqs[-1] == explanation["document"]["seq"]
 
 
-async def make_dead_letter(library: Library, tenant: str, external_id: str) -> None:
-    library.offset += 1
-    key = f"{tenant}/wiki/{external_id}".encode()
-    await library.detect.handle([Incoming("documents", 0, library.offset, key, b"{broken", [], "live")])
-
-
 async def test_why_includes_the_dead_letters_of_a_document(library: Library, tenant: str) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
-    await make_dead_letter(library, tenant, "a.md")
+    await library.make_dead_letter(tenant, "a.md")
     explanation = await why(library, tenant, "a.md")
     [dead] = explanation["dead"]
     assert dead["stage"] == "detect"

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from cli.main import app
 from deploy.local.stack import Stack
 from pipeline.ledger import letters
-from pipeline.stages.stage import Incoming
 from tests.support.query.library import Library, WordEmbedder, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -27,12 +26,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 async def library(stack: Stack) -> AsyncIterator[Library]:
     async with Library.create(stack, WordEmbedder()) as library:
         yield library
-
-
-async def make_dead_letter(library: Library, tenant: str, external_id: str) -> None:
-    library.offset += 1
-    key = f"{tenant}/wiki/{external_id}".encode()
-    await library.detect.handle([Incoming("documents", 0, library.offset, key, b"{broken", [], "live")])
 
 
 async def penstock(home: Path, *arguments: str) -> Result:
@@ -61,7 +54,7 @@ async def test_penstock_why_shows_a_document_and_reports_ambiguous_and_unknown_n
         document("one/guide.md", "Text.", tenant=tenant), document("two/guide.md", "Text.", tenant=tenant)
     )
     await library.put(document("guide.md", "Text.", tenant=tenant, source="drive", source_url="https://drive/guide"))
-    await make_dead_letter(library, tenant, "never.md")
+    await library.make_dead_letter(tenant, "never.md")
 
     code, one = await run_why(home, tenant, "one/guide.md")
     assert (code, one["searchable"], one["state"], one["stores"]) == (0, True, "searchable", [])
@@ -87,7 +80,7 @@ async def test_penstock_why_shows_a_document_and_reports_ambiguous_and_unknown_n
 async def test_why_says_what_the_dead_letter_of_an_unknown_document_needs(
     library: Library, tenant: str, home: Path
 ) -> None:
-    await make_dead_letter(library, tenant, "never.md")
+    await library.make_dead_letter(tenant, "never.md")
     _, waits = await run_why(home, tenant, "never.md")
     [letter] = waits["dead"]
     assert (waits["state"], waits["next"]) == ("dead_letter", f"penstock dead show {letter['id']}")
@@ -107,7 +100,7 @@ async def test_why_says_what_the_dead_letter_of_an_unknown_document_needs(
 
 async def test_a_dismissed_dead_letter_no_longer_affects_the_verdict(library: Library, tenant: str, home: Path) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
-    await make_dead_letter(library, tenant, "a.md")
+    await library.make_dead_letter(tenant, "a.md")
     _, before = await run_why(home, tenant, "a.md")
     assert before["next"] == f"fix the cause, then run `penstock dead replay {before['dead'][0]['id']}`"
     async with library.pool.connection() as connection:

@@ -37,6 +37,7 @@ from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.stream.attempts import Attempts, Batch
+from tests.support.pipeline.build_kit import sections
 from tests.support.pipeline.delivered import delivered
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space, now
@@ -202,11 +203,6 @@ def document(content: str, version: int, **fields: object) -> DocumentUpserted:
 
 
 ID = document_id("acme", "wiki", "a.md")
-
-
-def sections(*names: str) -> str:
-    filler = "It says what there is to say about that at some length, with all that follows from it. " * 12
-    return "\n\n".join(f"# {name}\n\nThis is about {name}. {filler}" for name in names)
 
 
 async def test_an_edit_within_the_same_hour_writes_only_the_changed_entries(bench: Bench) -> None:

@@ -19,9 +19,8 @@ from query.modes.gather import Modes
 from query.modes.material import Material, Question
 from query.settings import ChatSettings, RetrievalSettings
 from tests.support.query.leak_paths import learn
-from tests.support.query.leaks import Asker, DocumentKey, Event, Living, Model, World
+from tests.support.query.leaks import Asker, DocumentKey, Event, Living, Model, World, is_visible_to
 from tests.support.query.library import Library, WordEmbedder
-from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -41,12 +40,6 @@ async def libraries(stack: Stack) -> AsyncIterator[tuple[Library, Library]]:
             await closing.enter_async_context(Library.create(stack, WordEmbedder())),
             await closing.enter_async_context(Library.create(stack, WordEmbedder())),
         )
-
-
-def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
-    if isinstance(event, IdentityChanged):
-        return event.tenant == asker.tenant and event.principal in asker.principals
-    return (event.tenant, event.source, event.external_id) in readable
 
 
 def visible_facts(material: Material) -> dict[str, Any]:
