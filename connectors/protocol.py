@@ -7,11 +7,14 @@ certain is not published.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 Kind = Literal["upserted", "access", "deleted"]
+MAX_NAMED = 5
+"""The most accounts, projects or repositories that the message of a problem names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,9 @@ def printable(text: str) -> str:
     """Return a name as one line that any terminal and log can show."""
     safe = text.encode("utf-8", "backslashreplace").decode()
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in safe)
+
+
+def some(names: Collection[str]) -> str:
+    """Return the first of these names, for a problem's message, and how many more there are."""
+    shown = sorted(names)[:MAX_NAMED]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

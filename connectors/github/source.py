@@ -27,7 +27,7 @@ from connectors.github.content import (
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
 from connectors.github.wikis import Wikis
-from connectors.protocol import Problem
+from connectors.protocol import Problem, some
 from connectors.replay import Received
 from connectors.set_aside import Failures, code_of, each, name_of, read_isolated, reading_data
 from connectors.source import (
@@ -53,8 +53,6 @@ from pipeline.runtime.tasks import gather_or_cancel
 READ_AT_ONCE = 10
 """Documents that one request reads by number: GitHub ends a request that takes longer than ten seconds."""
 UPDATES_PER_PAGE = 50
-MAX_NAMED = 5
-"""Logins and repositories that a problem names."""
 
 
 class GitHub:
@@ -155,7 +153,7 @@ class GitHub:
                 refused = {name: error for name, (_, error) in closed.items() if isinstance(error, Denied)}
                 if refused and {place.name for place, _ in units} <= refused.keys():
                     raise Misconfigured(
-                        f"{_some(refused)} refuse the credential: grant it access, or name them in exclude"
+                        f"{some(refused)} refuse the credential: grant it access, or name them in exclude"
                         f" ({next(iter(refused.values()))})"
                     )
                 yield [
@@ -460,7 +458,7 @@ class GitHub:
                 Problem(
                     "collaborators",
                     "permission",
-                    f"the collaborators of {_some(findings.hidden)} are hidden from the credential, so nobody may read"
+                    f"the collaborators of {some(findings.hidden)} are hidden from the credential, so nobody may read"
                     " their documents: use an App, or the token of an account that may push there",
                 )
             )
@@ -478,7 +476,7 @@ class GitHub:
                 Problem(
                     "people",
                     "nobody",
-                    f"{count} logins have no known e-mail address and read nothing ({_some(findings.without_address)}):"
+                    f"{count} logins have no known e-mail address and read nothing ({some(findings.without_address)}):"
                     " name their addresses in people or people_file, or ignore accounts of machines",
                 )
             )
@@ -521,8 +519,3 @@ def _position(cursor: Cursor | None) -> tuple[int, str, str | None]:
     if not isinstance(repository, int) or not isinstance(kind, str) or not (after is None or isinstance(after, str)):
         raise CursorExpired("this cursor of a full read was written by another version of the connector")
     return repository, kind, after
-
-
-def _some(names: Collection[str]) -> str:
-    shown = sorted(names)[:MAX_NAMED]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

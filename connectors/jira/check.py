@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from connectors.jira.access import Directory, Findings, browse_tag, custom_fields
 from connectors.jira.client import no_such_project
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Projects, Site
-from connectors.protocol import Problem
+from connectors.protocol import Problem, some
 from connectors.source import Context, CursorExpired
 from connectors.web import Answered, Denied, Forbidden, Missing
 from pipeline.core.errors import Misconfigured
 
 MAX_CHECKED_PROJECTS = 20
 """The check reads the permissions of this many projects; a site may have thousands."""
-MAX_NAMED = 5
-"""Accounts and projects that a problem names."""
 
 
 async def check(site: Site, directory: Directory, options: JiraOptions, context: Context) -> Sequence[Problem]:
@@ -84,7 +82,7 @@ async def _check_access(directory: Directory, options: JiraOptions, projects: Pr
             Problem(
                 "projects",
                 "nobody",
-                f"no person, group, role or product may browse {_some(findings.unread)}, so their documents are found"
+                f"no person, group, role or product may browse {some(findings.unread)}, so their documents are found"
                 " by nobody: grant it in the permission scheme, or exclude the projects",
             )
         )
@@ -94,7 +92,7 @@ async def _check_access(directory: Directory, options: JiraOptions, projects: Pr
                 "principals",
                 "addresses_hidden",
                 f"Jira does not return the e-mail addresses of {len(findings.without_address)} accounts"
-                f" ({_some(findings.without_address)}): they are known as account:ID, which matches nobody elsewhere;"
+                f" ({some(findings.without_address)}): they are known as account:ID, which matches nobody elsewhere;"
                 f" set principals{' or email_domain' if options.flavour == 'data-center' else ''}",
             )
         )
@@ -112,8 +110,3 @@ def _refused(error: Denied, options: JiraOptions) -> str:
 
 def _address_advice(options: JiraOptions) -> str:
     return f"is base_url {options.base_url} the address of Jira itself, and flavour = {options.flavour} right?"
-
-
-def _some(names: Collection[str]) -> str:
-    shown = sorted(names)[:MAX_NAMED]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
