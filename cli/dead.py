@@ -422,7 +422,7 @@ def _result(id_: str, letter: Letter | None, judgement: Judgement, *, changed: b
 
 
 def _name(matches: Sequence[Letter]) -> None:
-    """On stderr: what the question is about."""
+    """Print on stderr which letters the question concerns."""
     for letter in matches[:MAX_NAMED_LETTERS]:
         document = f"{letter.tenant}/{letter.source}/{letter.external_id}" if letter.external_id else "?"
         stderr.print(printable(f"  {letter.id}  {letter.code}  {document}"), markup=False, soft_wrap=True)

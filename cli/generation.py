@@ -470,7 +470,7 @@ async def _build(
 
 
 def _budget(text: str | None, price: float) -> int | None:
-    """In tokens."""
+    """The budget in tokens; None: there is none."""
     if text is None:
         return None
     match = re.fullmatch(r"([\d_.]+)\s*(tokens)?", text.strip())

@@ -122,7 +122,7 @@ def _folders(proposal: Proposal, root: Path | None) -> list[str]:
 
 
 def _by_service(url: str, token: str | None, token_file: Path | None, body: dict[str, Any]) -> dict[str, Any]:
-    """By a query service. Raises PenstockError."""
+    """Have a query service make the preview. Raises PenstockError."""
     import httpx
 
     try:
@@ -143,7 +143,7 @@ def _by_service(url: str, token: str | None, token_file: Path | None, body: dict
 def _here(
     body: dict[str, Any], tenant: str, principals: Sequence[str] | None, tags: Sequence[str] | None
 ) -> dict[str, Any]:
-    """By this process, from the stores themselves."""
+    """Make the preview in this process, from the stores themselves."""
     require("query", "worker")
     import asyncio
 

@@ -61,9 +61,9 @@ record = _run(recording)
 
 
 async def able_to_record(settings: Settings) -> Settings:
-    """For a command that writes records one by one, as services do: where others write with a key and none is set here,
-    settings with which it adds nothing, and stderr says so. Raises PenstockError where it has to be written, or cannot
-    be looked up."""
+    """Return the settings for a command that writes records one by one, as services do. If other processes write with a
+    key and none is set here, the trail is off in them, and stderr says so. Raises PenstockError if the trail is
+    required, or cannot be looked up."""
     from cli.output import stderr
     from pipeline.core.errors import Misconfigured
     from pipeline.trail import check_key

@@ -135,7 +135,8 @@ def search(
 
 
 def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
-    """By this process, from the stores themselves. Raises Misconfigured where the extra ``query`` is not installed."""
+    """Search in this process, in the stores themselves. Raises Misconfigured if the extra ``query`` is not
+    installed."""
     require("query")
     import asyncio
 

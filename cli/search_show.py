@@ -131,7 +131,7 @@ def _show_result(console: Console, number: int, result: Mapping[str, Any], query
 
 
 def _about(result: Mapping[str, Any]) -> str:
-    """Where in its document, by whom, from when, and where else."""
+    """The line below a passage: its headings, the author, the date, and other documents with the same text."""
     at = result["source_modified_at"]
     others = [passage["title"] or passage["external_id"] for passage in result["also"]]
     parts = [

@@ -113,7 +113,8 @@ def declared_schedules() -> dict[str, Schedule]:
 
 
 async def _watch(settings: Settings, every: float, *, json_output: bool) -> None:
-    """Until cancelled. On a terminal the screen is redrawn at once when its size changes."""
+    """Show the status again and again until cancelled. On a terminal the screen is redrawn at once when its size
+    changes."""
     from cli.stack import local_processes
     from cli.status_screen import line, screen
 

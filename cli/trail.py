@@ -253,7 +253,7 @@ async def _head() -> Head | None:
 
 @asynccontextmanager
 async def _connection() -> AsyncIterator[Connection]:
-    """Without the fence: what was recorded may be read whatever became of the ledger."""
+    """Open a connection without the fence: the trail may be read whatever happened to the ledger."""
     from psycopg import AsyncConnection
     from psycopg.errors import InsufficientPrivilege, UndefinedTable
 

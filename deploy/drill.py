@@ -65,7 +65,8 @@ def _shell(folder: Path, env: Mapping[str, str]) -> Iterator[Shell]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Nothing of ours but where the stack lies; the programs of this environment and of its Postgres first."""
+    """The environment of the drill: of Penstock's variables only the folder of the stack, and the programs of this
+    environment and of its Postgres first."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     programs = [str(Path(sys.executable).parent), str(postgres_bin()), environment.get("PATH", "")]
     return {

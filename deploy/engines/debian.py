@@ -126,7 +126,8 @@ def _install_mmdebstrap() -> None:
 
 
 def _arrange_debians_python(root: Path) -> None:
-    """As in the vendor's image: Python in /usr/local/bin, with a pip that may install and remove there."""
+    """Arrange Debian's Python as in the vendor's image: in /usr/local/bin, with a pip that may install and remove
+    there."""
     for name in ("python", "python3"):
         (root / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{VERSION}")
     (root / f"usr/lib/python{VERSION}/EXTERNALLY-MANAGED").unlink()
@@ -136,7 +137,7 @@ def _arrange_debians_python(root: Path) -> None:
 
 
 def _copy_python(root: Path) -> None:
-    """As the vendor's image is made: without tests, static libraries, and symbols for debugging."""
+    """Copy this Python as in the vendor's image: without tests, static libraries, and symbols for debugging."""
     source, target = Path(sys.base_prefix), root / "usr/local"
     unused = shutil.ignore_patterns(*UNUSED_PYTHON)
     shutil.copytree(_standard_library(), target / "lib" / f"python{VERSION}", symlinks=True, ignore=unused)

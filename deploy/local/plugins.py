@@ -14,8 +14,8 @@ from pipeline.core.errors import Misconfigured
 
 
 def build_plugin(source: Path, elasticsearch: Path, compiler: Path, classes: Path) -> None:
-    """Into ``elasticsearch/plugins``. source: a folder with the Java file and what describes it; classes: where to
-    work, a folder that is not there yet. Raises Misconfigured."""
+    """Build a plugin into ``elasticsearch/plugins``. source: a folder with the Java file and the plugin's descriptors.
+    classes: a folder to work in, which does not exist yet. Raises Misconfigured."""
     lib = elasticsearch / "lib"
     name = f"penstock-{source.name}"
     plugin = elasticsearch / "plugins" / name

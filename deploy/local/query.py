@@ -75,7 +75,7 @@ def stop(home: Path, progress: Callable[[str, str], None]) -> bool:
 
 
 def _publish(home: Path, url: str | None) -> None:
-    """Where it serves, for other programs: in endpoints.json while there is one."""
+    """Write the service's address to endpoints.json, if there is one, for other programs."""
     file = home / ENDPOINTS_FILE
     try:
         written = json.loads(file.read_text())

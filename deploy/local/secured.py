@@ -68,7 +68,7 @@ class Secured:
         return make_conninfo(dsn, **{"user": USER, "password": password_of(Place(self.home, "postgres")), **more})
 
     def context(self, name: str) -> ssl.SSLContext:
-        """As a client of this login: trusts the authority, shows its certificate."""
+        """The TLS context of a client with this login: it trusts the authority and shows the login's certificate."""
         return _context(self.authority, self.logins[name].certificate)
 
 
@@ -136,7 +136,8 @@ class _Postgres(Postgres):
 
 
 class _Kafka(Kafka):
-    """With the lines of docker-compose.yml's, at other addresses, and a listener more that asks for certificates."""
+    """Kafka with the settings of docker-compose.yml at other addresses, and one more listener, which requires
+    certificates."""
 
     def __init__(self, secured: Secured) -> None:
         self._secured = secured
@@ -241,7 +242,8 @@ class _Elasticsearch(Elasticsearch):
 
 
 def _pbkdf2(password: str) -> str:
-    """As Elasticsearch keeps it: PBKDF2 with HMAC-SHA-512, 10,000 times, a salt and a hash of 32 bytes."""
+    """A password in the form that Elasticsearch stores: PBKDF2 with HMAC-SHA-512, 10,000 rounds, a salt and a hash of
+    32 bytes."""
     salt = secrets.token_bytes(32)
     hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 10_000, 32)
     return f"{{PBKDF2}}10000${b64encode(salt).decode()}${b64encode(hashed).decode()}"

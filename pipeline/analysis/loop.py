@@ -98,7 +98,7 @@ class Loop:
         self._held_bytes = 0
 
     def report(self) -> dict[str, Any]:
-        """In the form of a stage's report (`Consumption.report`)."""
+        """The task's state, in the form of a stage's report (`Consumption.report`)."""
         failures = [self._lost] if self._lost else sorted(self._failures.values(), key=lambda failure: failure.since)
         first = failures[0] if failures else None
         return {

@@ -151,7 +151,8 @@ class BackgroundAudit:
         )
 
     async def _repair(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
-        """After the page is saved: log the findings, repair them if settings say so, and compare them again."""
+        """Log the findings of a page that is saved, repair them if the settings say so, and compare their documents
+        again."""
         for finding in findings:
             log.warning(
                 "document_diverged",

@@ -94,7 +94,7 @@ class _Visible(BeautifulSoup):
 
 
 def _one_space(match: re.Match[str]) -> str:
-    """As the converter does it, which looks at long runs again for each of their characters."""
+    """Return what a run of white space becomes, as the converter would, which takes the square of the run's length."""
     return "\n" if "\n" in match[0] or "\r" in match[0] else " "
 
 

@@ -61,7 +61,7 @@ NOT_RUNNING: dict[str, Any] = {"url": None, "pid": None, "ready": False}
 async def health_report(
     local_processes: LocalProcesses, settings: Settings, *, schedules: Mapping[str, Schedule], extraction: Extraction
 ) -> dict[str, Any]:
-    """Never raises because something is away."""
+    """The report of `penstock status`. A service that is away is listed in it, and raises nothing."""
     away: list[str] = []
     local, ledger, stages, elasticsearch = await asyncio.gather(
         _part(away, "this machine", PART_SECONDS, asyncio.to_thread(local_processes)),

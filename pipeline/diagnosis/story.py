@@ -290,7 +290,7 @@ async def memberships(
 
 
 async def _cursor(connection: Connection, tenant: str, name: str) -> object | None:
-    """Only the connectors' own role and the owner may read it; None for others."""
+    """The connector's cursor; None for roles that may not read it: all but the connectors' own and the owner."""
     try:
         async with connection.transaction():
             cursor = await connection.execute(

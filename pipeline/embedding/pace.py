@@ -40,15 +40,16 @@ class Place:
         self.give_back()
 
     def give_back(self) -> None:
-        """When the answer has arrived, before the work on it: the server is free for the next one. At the end of the
-        request it happens by itself."""
+        """Release the place before the end of the request: as soon as the answer has arrived, the server is free for
+        the next one. Without this call it is released at the end."""
         if self._held:
             self._held = False
             self._places.release()
 
 
 class Pace:
-    """Law: after one request was throttled, or told when to come back, no request of this client starts before it."""
+    """Law: after the server has throttled a request, or named a time for the next one, no request of this client starts
+    earlier."""
 
     def __init__(self, *, parallel: int, base_seconds: float) -> None:
         self._places = asyncio.Semaphore(parallel)

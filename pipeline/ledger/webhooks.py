@@ -17,7 +17,7 @@ from pipeline.stores.postgres import Connection
 
 
 class Refused(PenstockError):
-    """Nothing was changed; the message is one line that says why."""
+    """A change was refused, and nothing was changed. The message is one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ and whatever the ledger wants is hinted by the replay or by the sweeper."""
 
 
 def _targets(logs: Mapping[Partition, Log], committed: Mapping[Partition, int]) -> dict[Partition, int]:
-    """Where to go back to. A partition that was never committed begins at its start anyway."""
+    """The offsets to go back to. A partition without a committed offset begins at its start anyway."""
     return {p: log.since for p, log in logs.items() if p in committed and log.since < committed[p]}
 
 

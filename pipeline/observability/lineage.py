@@ -260,8 +260,8 @@ def _client() -> OpenLineageClient:
     class Client(OpenLineageClient):
         @staticmethod
         def _find_yaml_config_path() -> str | None:
-            """Without the current folder, where the library looks as well: people who write documents into it could
-            have files written, and variables with secrets sent to them."""
+            """Find the configuration without the current folder, where the library looks as well: people who write
+            documents into that folder could have files written, and variables with secrets sent to them."""
             places = (os.environ.get("OPENLINEAGE_CONFIG"), str(_file()))
             return next((place for place in places if place and os.path.isfile(place)), None)
 

@@ -77,7 +77,8 @@ class GenerationFollower:
                     await self._wake.wait()
 
     async def refresh(self) -> None:
-        """Once. Raises Retryable or Misconfigured when the ledger cannot be asked."""
+        """Read the generations once, and load the models that are new. Raises Retryable or Misconfigured when the
+        ledger does not answer."""
         async with time_limit(LEDGER_SECONDS, "Postgres"):
             with translated("generations"):
                 async with self._pool.connection() as connection:

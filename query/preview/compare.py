@@ -60,7 +60,7 @@ def cited(question: str, results: SearchResults) -> tuple[Cited, ...]:
 
 
 def _quoted(answer: tuple[Cited, ...]) -> set[tuple[UUID, str]]:
-    """Without its order: two passages that change places say the same."""
+    """The quotations of an answer, without their order: passages that change places say the same."""
     return {(c.document_id, c.excerpt) for c in answer}
 
 

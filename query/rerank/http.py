@@ -82,7 +82,8 @@ class HttpReranker:
 
 
 def _failure(response: httpx.Response) -> PenstockError:
-    """By the status alone: a server's own words may quote the passages, and whoever searches reads ours: no address."""
+    """The error for a response, from its status alone: the server's message may quote the passages. It names no
+    address, because people who search read it."""
     status = response.status_code
     said = f"the rerank server responded with {status}"
     wait = retry_after_seconds(response.headers, now=datetime.now(UTC))

@@ -66,7 +66,7 @@ class _Search:
         self.place = place if self.low < place < self.high else (self.low + self.high) // 2
 
     def find(self, text: str, reach: int) -> int:
-        """Where to count from next; ``low`` when there is nothing left to try."""
+        """Return the place to count from next; ``low`` when there is nothing left to try."""
         if self.by_word:
             return start_near(text, self.low, self.place, self.high, reach)
         return grapheme_near(text, self.low, self.place, self.high)

@@ -193,7 +193,7 @@ class _Packing:
 
 
 def _trimmed(text: str, start: int, end: int) -> Span:
-    """Without white space at the ends; a line's indentation at the start is kept."""
+    """The span without white space at its ends. The indentation of its first line stays."""
     end = start + len(text[start:end].rstrip())
     first = end - len(text[start:end].lstrip())
     line = text.rfind("\n", start, first) + 1
@@ -216,7 +216,7 @@ _Cuts = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In tokens, but for the two in characters."""
+    """The sizes that chunks are packed by, in tokens, except for the two in characters."""
 
     distance: int
     """Between chunk boundaries where there is a choice; gaps are up to twice as wide."""

@@ -133,7 +133,7 @@ _Places = Callable[[str, int, int, int, int], Sequence[int]]
 
 
 def _matches(pattern: re.Pattern[str]) -> _Places:
-    """Where a pattern's matches end. (One that begins more than 12 characters before ``low`` may be missed.)"""
+    """The ends of a pattern's matches. A match that begins more than 12 characters before ``low`` may be missed."""
 
     def places(text: str, start: int, end: int, low: int, high: int) -> list[int]:
         ends = []
