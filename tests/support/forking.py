@@ -52,7 +52,9 @@ class Forked:
         self.args = args
         self.returncode: int | None = None
         self._status = status
-        self._process = os.pidfd_open(pid)  # a pid that another process has by now is never sent a signal
+        self._process: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it has ended before we come to look, on a busy machine
+            self._process = os.pidfd_open(pid)  # a pid that another process has by now is never sent a signal
 
     def poll(self) -> int | None:
         return self._await(0)
@@ -65,7 +67,7 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        if self.poll() is None and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
 
@@ -83,7 +85,8 @@ class Forked:
                 code = os.read(self._status, 16)
                 self.returncode = int(code) if code else -signal.SIGKILL  # the server ended, and its processes with it
                 os.close(self._status)
-                os.close(self._process)
+                if self._process is not None:
+                    os.close(self._process)
         return self.returncode
 
 

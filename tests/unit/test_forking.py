@@ -43,6 +43,18 @@ def test_a_forked_process_ends_by_the_signal_that_it_is_sent(server: Forked, num
     server.send_signal(number)
 
 
+def test_a_process_that_ended_before_anybody_looked_has_its_exit_code() -> None:
+    """On a busy machine, a command that was used wrongly ended before the test held it."""
+    ended = subprocess.Popen([*PENSTOCK[:1], "-c", ""])
+    ended.wait()
+    reading, writing = os.pipe()
+    process = Forked(ended.pid, reading, ("nonsense",))
+    process.kill()
+    os.write(writing, b"2")
+    os.close(writing)
+    assert process.wait(5) == 2
+
+
 def test_only_commands_of_the_same_interpreter_and_its_environment_are_forked() -> None:
     assert may_fork([*PENSTOCK, "status"], os.environ)
     assert not may_fork([*PENSTOCK, "status"], {**os.environ, "PYTHONPATH": "/elsewhere"})
