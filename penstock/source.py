@@ -3,8 +3,8 @@
 ``Source`` is the contract. ``SmallSource`` has defaults for it, with which ``list`` and ``read`` suffice; ``WebSource``
 is one for services with an address and a token. A method raises ``Retryable`` (or ``Deferred``) while the source cannot
 respond, and ``Misconfigured`` when only a person can help. ``Web`` is an HTTP client that raises these by itself.
-``each_entry`` lists items one by one, so that the data of one never stop the others. ``document_from_file`` makes a document of a file, and ``extract_file`` reads its text; both need the extra
-``connectors``.
+``each_entry`` lists items one by one, so that the data of one never stop the others. ``document_from_file`` makes a
+document of a file, and ``extract_file`` reads its text; both need the extra ``connectors``.
 """
 
 from __future__ import annotations
