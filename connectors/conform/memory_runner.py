@@ -67,7 +67,14 @@ class MemoryRunner:
     def __post_init__(self) -> None:
         self._clock = Clock(None)
         self._publisher = Publisher(cast(Any, self), cast(Any, self))
-        self.isolated = Isolated(self.source, "s")
+        self._isolated = Isolated(self.source, "s")
+
+    @property
+    def isolated(self) -> Isolated:
+        """The source as it is read; made anew when a test replaces the source, as by a restart."""
+        if self._isolated.source is not self.source:
+            self._isolated = Isolated(self.source, "s")
+        return self._isolated
 
     # Activities
 

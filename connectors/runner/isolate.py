@@ -47,7 +47,7 @@ class Isolated:
 
     def __init__(self, source: Source, name: str) -> None:
         """name: of the instance."""
-        self._source = source
+        self.source = source
         self._name = name
         self._recent: OrderedDict[str, bool] = OrderedDict()
         """The documents that were read last, and whether they are set aside because of their data."""
@@ -73,7 +73,7 @@ class Isolated:
         return [Problem(self._name, "changes_unreadable", message)]
 
     async def start(self) -> Cursor | None:
-        return await self._source.start()
+        return await self.source.start()
 
     async def full(self, cursor: Cursor | None) -> AsyncGenerator[Page, None]:
         """Read everything; by the ids of the listing, once the source's own full read has met data that it cannot
@@ -81,7 +81,7 @@ class Isolated:
         read = set[str]()
         if cursor is None or BY_ID not in cursor:
             try:
-                async with aclosing(_guarded(self._source.full(cursor))) as pages:
+                async with aclosing(_guarded(self.source.full(cursor))) as pages:
                     async for page in pages:
                         self._note(page.entries)
                         read.update(entry.external_id for entry in page.entries)
@@ -103,7 +103,7 @@ class Isolated:
         """Read changes. Raises CursorExpired where the source's own reading has met data that it cannot read: changes
         are then read from now on, and a sweep finds those before."""
         try:
-            async with aclosing(_guarded(self._source.changes(cursor))) as pages:
+            async with aclosing(_guarded(self.source.changes(cursor))) as pages:
                 async for page in pages:
                     self._note(page.entries)
                     yield page
@@ -113,7 +113,7 @@ class Isolated:
         self._lost = None
 
     def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
-        return _guarded(self._source.slim())
+        return _guarded(self.source.slim())
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         """Read documents. One whose data cannot be read is Unreadable, and nobody may read it: who may is among these
@@ -121,7 +121,7 @@ class Isolated:
 
         async def read(ids: Sequence[str]) -> Sequence[Entry]:
             with reading_data():
-                return await self._source.fetch(ids)
+                return await self.source.fetch(ids)
 
         entries, failed = await read_isolated(external_ids, read, is_of_data)
         entries += [
