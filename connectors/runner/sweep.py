@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from connectors.clock import Clock
 from connectors.extraction.remote import condition
@@ -173,8 +173,15 @@ class Sweep:
                 fetched_at = self._clock.stamp()
                 fetched = await self._source.fetch(ids[start : start + MAX_FETCH_DOCUMENTS])
                 self._note_reading(fetched)
-                fetched = [_with_access_of(entries.get(entry.external_id), entry) for entry in fetched]
-                tally += await self._publisher.publish(fetched, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
+                closed = [
+                    _with_access_of(entries[entry.external_id], entry)
+                    for entry in fetched
+                    if _lacks_access(entry) and entry.external_id in entries
+                ]
+                others = [entry for entry in fetched if not _lacks_access(entry)]
+                tally += await self._publisher.publish(others, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
+                if closed:  # as old as the listing: what was read of their access since then counts
+                    tally += await self._publisher.publish(closed, at, "live")
         return len(new), tally
 
     async def _delete_unlisted(
@@ -260,11 +267,14 @@ def _require_working(unlisted: Sequence[Unlisted], listed: int) -> None:
         )
 
 
-def _with_access_of(listed: Listed | None, entry: Entry) -> Entry:
-    """Return an entry whose data could not be read with the access that the listing has just shown."""
-    if listed is None or not isinstance(entry, Unreadable) or entry.code != UNEXPECTED or entry.acl_tags:
-        return entry
-    return replace(entry, acl_tags=listed.acl_tags, required_tags=listed.required_tags)
+def _lacks_access(entry: Entry) -> TypeGuard[Unreadable]:
+    """Whether nobody may read a document, because its data could not be read."""
+    return isinstance(entry, Unreadable) and entry.code == UNEXPECTED and not entry.acl_tags
+
+
+def _with_access_of(listed: Listed, entry: Unreadable) -> Unreadable:
+    """Return the entry with the access that the listing has just shown."""
+    return replace(entry, acl_tags=listed.acl_tags, required_tags=listed.required_tags, read_at=listed.read_at)
 
 
 def _without_readers(ids: Sequence[str]) -> dict[str, Listed]:

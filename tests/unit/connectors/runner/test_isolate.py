@@ -139,6 +139,26 @@ async def test_a_document_whose_data_cannot_be_read_is_closed_until_a_listing_sh
     assert runner.deleted == []
 
 
+async def test_the_access_of_a_listing_replaces_none_that_was_read_after_it() -> None:
+    """What the sweep fetched was stamped after the event, and so whoever had lost the document could read it again."""
+    runner = runner_of()
+    runner.source.ids.clear()
+    assert await runner.full()
+    runner.source.ids.add("d004")
+    runner.source.world.silently("d004", revision="2")
+
+    async def closed_by_an_event(method: str, number: int) -> None:
+        if (method, number) == ("slim", 1):  # the page of d004
+            runner.source.world.before = None
+            await runner._crawl().fetch(frozenset({"d004"}))
+
+    runner.source.world.before = closed_by_an_event
+    assert await runner.sweep()
+    assert runner.published["d004"].acl_tags == [], "the event came after the listing"
+    assert await runner.sweep()
+    assert runner.published["d004"].acl_tags == ["staff"]
+
+
 async def test_a_set_aside_document_that_is_removed_at_the_source_is_deleted() -> None:
     runner = runner_of()
     runner.source.ids.clear()
