@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
+from ssl import SSLError
 from traceback import TracebackException
 from types import TracebackType
 
@@ -27,6 +29,9 @@ OF_DATA = (
     ValueError,
 )
 """Errors of code that did not expect some data, rather than of a machine that lacks something."""
+OUTAGES = (SSLError, asyncio.IncompleteReadError)
+"""Errors of a connection or a process that ended. Some count among OF_DATA by their other base: a certificate that is
+refused is a ValueError, and a stream that ends early an EOFError."""
 
 
 class NotImported(Misconfigured):

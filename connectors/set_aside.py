@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from connectors.errors import Answered, BadData, BadEntry, Denied, Forbidden, ServerFailed, TooLarge
-from connectors.faults import OF_DATA, place
+from connectors.faults import OF_DATA, OUTAGES, place
 from connectors.protocol import Problem
 from pipeline.core.errors import PenstockError
 
@@ -125,6 +125,8 @@ def reading_data() -> Iterator[None]:
         yield
     except BadEntry as error:
         raise BadData(str(error)) from error
+    except OUTAGES:
+        raise
     except OF_DATA as error:
         reason = place(error)
         now = time.monotonic()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from ssl import SSLCertVerificationError
 from typing import Any, cast
 
 import pytest
@@ -197,7 +199,16 @@ async def test_a_full_read_continues_by_ids_after_a_restart() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Retryable("down"), Deferred("429"), Misconfigured("no"), MemoryError(), OSError("disk"), RuntimeError("a bug")],
+    [
+        Retryable("down"),
+        Deferred("429"),
+        Misconfigured("no"),
+        MemoryError(),
+        OSError("disk"),
+        RuntimeError("a bug"),
+        SSLCertVerificationError("a ValueError, too"),
+        asyncio.IncompleteReadError(b"", 1),
+    ],
 )
 async def test_what_is_no_error_of_data_passes_as_before(error: Exception) -> None:
     runner = runner_of()
