@@ -6,12 +6,12 @@ Each principal whose set of groups changed is published with the full set.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from datetime import datetime
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import structlog
 
@@ -20,7 +20,7 @@ from connectors.errors import BadData
 from connectors.protocol import Problem, printable
 from connectors.runner.compare import is_tag
 from connectors.runner.guard import is_failing
-from connectors.runner.isolate import groups_one_by_one
+from connectors.runner.isolate import groups_one_by_one, guarded
 from connectors.runner.membership import (
     PRINCIPALS_PER_PAGE,
     ChangedSet,
@@ -33,7 +33,6 @@ from connectors.runner.membership import (
     tags_by_principal,
 )
 from connectors.runner.rows import Holder
-from connectors.set_aside import reading_data
 from connectors.source import Cursor, CursorExpired, Group, PagedGroups, Source
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.client import deliver
@@ -42,7 +41,6 @@ from pipeline.stores.postgres import Pool
 from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 PART_SECONDS = 15.0
@@ -143,10 +141,9 @@ class Identities:
     async def _read(self, tags: Collection[str] | None) -> int:
         at = self._clock.stamp()
         listed = _Listed(at)
-        groups = self._source.groups(tags)
         try:
-            async with aclosing(cast("Any", groups)):
-                while (group := await _next(groups)) is not None:
+            async with aclosing(guarded(self._source.groups(tags))) as groups:
+                async for group in groups:
                     listed.add([group])
                     self._between_pages()
         except BadData as error:
@@ -204,10 +201,9 @@ class Identities:
         self._is_resumed = unfinished is not None
         at, cursor = (self._clock.stamp(), None) if unfinished is None else (unfinished.at, unfinished.cursor)
         listed, count, part_began, in_parts = _Listed(at), 0, monotonic(), unfinished is not None
-        pages = source.group_pages(cursor)
         try:
-            async with aclosing(cast("Any", pages)):
-                while (page := await _next(pages)) is not None:
+            async with aclosing(guarded(source.group_pages(cursor))) as pages:
+                async for page in pages:
                     listed.add(page.groups)
                     if page.cursor is not None and monotonic() - part_began >= self._part_seconds:
                         part = listed.take()
@@ -295,12 +291,6 @@ class Identities:
             groups=sorted(changed.tags),
             observed_at=changed.observed_at,
         )
-
-
-async def _next(items: AsyncIterator[T]) -> T | None:
-    """Return the next item of a source; None: there is no more. Raises BadData for an error of data."""
-    with reading_data():
-        return await anext(items, None)
 
 
 class _Listed:

@@ -81,7 +81,7 @@ class Isolated:
         read = set[str]()
         if cursor is None or BY_ID not in cursor:
             try:
-                async with aclosing(_guarded(self.source.full(cursor))) as pages:
+                async with aclosing(guarded(self.source.full(cursor))) as pages:
                     async for page in pages:
                         self._note(page.entries)
                         read.update(entry.external_id for entry in page.entries)
@@ -103,7 +103,7 @@ class Isolated:
         """Read changes. Raises CursorExpired where the source's own reading has met data that it cannot read: changes
         are then read from now on, and a sweep finds those before."""
         try:
-            async with aclosing(_guarded(self.source.changes(cursor))) as pages:
+            async with aclosing(guarded(self.source.changes(cursor))) as pages:
                 async for page in pages:
                     self._note(page.entries)
                     yield page
@@ -113,7 +113,7 @@ class Isolated:
         self._lost = None
 
     def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
-        return _guarded(self.source.slim())
+        return guarded(self.source.slim())
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         """Read documents. One whose data cannot be read is Unreadable, and nobody may read it: who may is among these
@@ -151,7 +151,7 @@ async def groups_one_by_one(source: Source, tags: Collection[str]) -> tuple[list
     read."""
 
     async def read(some: Sequence[str]) -> list[Group]:
-        async with aclosing(_guarded(source.groups(some))) as groups:
+        async with aclosing(guarded(source.groups(some))) as groups:
             return [group async for group in groups]
 
     groups: list[Group] = []
@@ -170,7 +170,7 @@ async def groups_one_by_one(source: Source, tags: Collection[str]) -> tuple[list
     return groups, failed
 
 
-async def _guarded(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+async def guarded(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Yield what a source's generator yields. Raises BadData for its errors of data, and for none of the caller."""
     async with aclosing(cast("Any", items)):
         while True:

@@ -338,6 +338,22 @@ async def test_memberships_stay_while_the_data_of_nearly_all_groups_cannot_be_re
     assert tables.sent == []
 
 
+async def test_a_group_that_is_none_is_no_end_of_the_listing() -> None:
+    """The listing counted as complete, and everybody lost the groups after it."""
+    tables = Tables()
+
+    async def groups(_tags: object) -> AsyncIterator[Group]:
+        yield Group("board", {"bob"})
+        yield cast(Any, None)
+
+    tables.source.groups = cast(Any, groups)
+    tables.groups = {"staff": GroupMembers("staff", ("ann",), (), LONG_AGO)}
+    tables.sets = {"ann": PublishedSet(b"other", LONG_AGO)}
+    with pytest.raises(AttributeError):
+        await tables.identities.read_all(frozenset())
+    assert tables.sent == []
+
+
 async def test_a_member_that_is_no_text_is_no_member_and_stops_nothing() -> None:
     tables = Tables()
     tables.world.groups = {"staff": (cast(Any, {"ann", 17, None}), set())}
