@@ -331,8 +331,9 @@ class Directory:
         )
 
     async def load_users(self, ids: set[str]) -> bool:
-        """Read users whom the workspace does not list. Returns whether Slack knows any of them."""
-        team, any_known = await self.team(), False
+        """Read users whom the workspace does not list. Returns whether Slack knows any of them, also by an earlier
+        request, whose caller may have failed before the names were rebuilt."""
+        team = await self.team()
         for id in sorted(ids):
             if id[:1] not in ("U", "W") or id in self._unlisted_users or not self._strangers.may_be_known(id):
                 continue
@@ -342,12 +343,11 @@ class Directory:
                 row = None
             if isinstance(row, dict) and (account := user(row, team)) is not None:
                 self._unlisted_users[id] = account
-                any_known = True
             else:
                 self._strangers.add([id])
-        if any_known:
+        if known := ids & self._unlisted_users.keys():
             self._rebuild_names()
-        return any_known
+        return bool(known)
 
     async def add_users(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the users of an export, to name people whom Slack does not list."""

@@ -14,6 +14,7 @@ from connectors.slack.access import Directory
 from connectors.slack.client import Absent
 from connectors.slack.options import SlackOptions
 from connectors.strangers import Strangers
+from pipeline.core.errors import Retryable
 
 
 def test_so_many_unknown_ids_are_requested_in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +60,24 @@ async def test_invented_mentions_in_slack_do_not_keep_it_from_all_other_requests
     assert not await directory.load_users({f"UFAKE{number}" for number in range(50)})
     assert not await directory.load_users({f"UMORE{number}" for number in range(50)})
     assert requests == 25
+
+
+async def test_a_person_of_slack_is_named_although_the_request_for_the_next_one_failed() -> None:
+    """The text had the id of the person until it was changed: they counted as known, and no name was rebuilt."""
+    failing = True
+
+    async def call(method: str, **parameters: Any) -> Mapping[str, Any]:
+        if method == "auth.test":
+            return {"team_id": "T1"}
+        if parameters["user"] == "U1":
+            return {"user": {"id": "U1", "name": "ann"}}
+        if failing:
+            raise Retryable("down")
+        raise Absent("unknown", code="user_not_found")
+
+    directory = Directory(SimpleNamespace(call=call, name="s"), SlackOptions.model_construct(team=None))  # type: ignore[arg-type]
+    with pytest.raises(Retryable):
+        await directory.load_users({"U1", "U2"})
+    failing = False
+    assert await directory.load_users({"U1", "U2"})
+    assert directory._names.users == {"U1": "ann"}
