@@ -162,7 +162,7 @@ def person(json: Json) -> Person:
 def _body(json: Json) -> str | None:
     """Return the text of a content in storage format; None: the response has none."""
     storage = (json.get("body") or {}).get("storage")
-    if storage is None:
+    if not storage:
         return None
     if not isinstance(storage["value"], str):
         raise TypeError("a body is no text")

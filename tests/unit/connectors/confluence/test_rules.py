@@ -139,6 +139,13 @@ def test_a_page_with_unknown_restrictions_is_unreadable_with_another_revision() 
     assert entry.revision == unknown.revision != PAGE.revision  # read when it heals, and not with every sweep before
 
 
+def test_a_response_without_a_text_is_read() -> None:
+    """The reference of the API shows such a body for a page that was requested without one."""
+    json = {"id": "7", "title": "Title", "version": {"number": 1, "createdAt": "2026-11-21T10:00:00.000Z"}}
+    for body in ({}, {"storage": {}}, {"storage": None}):
+        assert client.content_v2({**json, "body": body}, "page", "ENG").body is None
+
+
 def test_an_empty_page_has_its_title_as_content() -> None:
     entry = content.page(replace(PAGE, body="<p />"), {}, None)
     assert isinstance(entry, Document)
