@@ -26,6 +26,9 @@ def pack(text: str, blocks: Sequence[Block], params: ChunkParams, count_tokens: 
         return []
     packing = _Packing(text, blocks, params, count_tokens)
     cuts = packing.cuts()
+    if packing.is_too_long(cuts):
+        packing.count_characters()
+        cuts = packing.cuts()
     while True:
         drafts = packing.drafts(cuts)
         too_large = packing.settle(drafts)
@@ -59,6 +62,8 @@ class _Packing:
         self.count_tokens = count_tokens
         self.units = measure(text, blocks, self.sizes, count_tokens)
         self.positions = [0, *accumulate(self.units.tokens)]
+        spans = list({span: None for block in blocks for span in block.prefix})
+        self.prefix_tokens = dict(zip(spans, count_tokens([text[a:b] for a, b in spans]), strict=True)) if spans else {}
         self.prefixes = self._prefixes()
         ranks, starts = self.units.ranks, self.units.starts
         pieces = (unit for unit, rank in enumerate(ranks) if rank in (PIECE, BOUND_PIECE))
@@ -77,6 +82,24 @@ class _Packing:
             capacity=self._capacity,
             priority=self._priority,
         )
+
+    def is_too_long(self, cuts: Sequence[int]) -> bool:
+        """Whether a chunk, or what chunks repeat, has more than MAX_CHARACTERS_PER_TOKEN characters for each token that
+        it may have."""
+        most = self.sizes.limit * MAX_CHARACTERS_PER_TOKEN
+        if any(sum(b - a for a, b in used) > most // 3 for used, _ in self.prefixes.values()):
+            return True
+        starts = self.units.starts
+        trimmed = (_trimmed(self.text, starts[a], starts[b]) for a, b in pairwise(cuts) if starts[b] - starts[a] > most)
+        return any(end - start > most for start, end in trimmed)
+
+    def count_characters(self) -> None:
+        """Count a token for each MAX_CHARACTERS_PER_TOKEN characters at least."""
+        self.units.tokens = _with_blanks(self.units)
+        self.positions = [0, *accumulate(self.units.tokens)]
+        for (start, end), tokens in self.prefix_tokens.items():
+            self.prefix_tokens[start, end] = max(tokens, (end - start) // MAX_CHARACTERS_PER_TOKEN)
+        self.prefixes = self._prefixes()
 
     def _priority(self, unit: int) -> int:
         """The hash of the text after a boundary, and among equals of that before. Little text, for the less an edit is
@@ -97,22 +120,16 @@ class _Packing:
     def _prefixes(self) -> dict[tuple[Span, ...], tuple[tuple[Span, ...], int]]:
         """The repeated part of every prefix, and its tokens: as many of the innermost spans as fit a third of a
         chunk."""
-        spans = list({span: None for block in self.blocks for span in block.prefix})
-        tokens_of = self.count_tokens([self.text[a:b] for a, b in spans]) if spans else []
-        counts = {
-            (a, b): max(tokens, (b - a) // MAX_CHARACTERS_PER_TOKEN)
-            for (a, b), tokens in zip(spans, tokens_of, strict=True)
-        }
         repeated: dict[tuple[Span, ...], tuple[tuple[Span, ...], int]] = {}
         for block in self.blocks:
             if block.prefix and block.prefix not in repeated:
                 used: list[Span] = []
                 tokens = 0
                 for span in reversed(block.prefix):
-                    if tokens + counts[span] > self.sizes.limit // 3:
+                    if tokens + self.prefix_tokens[span] > self.sizes.limit // 3:
                         break
                     used.insert(0, span)
-                    tokens += counts[span]
+                    tokens += self.prefix_tokens[span]
                 repeated[block.prefix] = tuple(used), tokens
         return repeated
 
@@ -205,8 +222,10 @@ def _trimmed(text: str, start: int, end: int) -> Span:
 _CHARS_PER_TOKEN = 5
 """More than prose has on average: only a first guess, the tokens are counted afterwards."""
 MAX_CHARACTERS_PER_TOKEN = 100
-"""A text counts as a token for each so many characters at least. Word pieces have none for blanks and for characters
-that are not assigned, so that a chunk had megabytes, and the header of a table megabytes in each of its chunks."""
+"""So many characters count as a token at least, in a text of which a chunk would be longer otherwise. Word pieces have
+none for blanks and for characters that are not assigned, so that a chunk had megabytes, and the header of a table
+megabytes in each of its chunks. Other texts, such as a table whose columns are padded to the longest cell, are cut
+without this: their chunks stay as they are."""
 SLACK = 2
 """Tokens kept free in every chunk for what trimming white space at its ends may change."""
 
@@ -263,7 +282,6 @@ def measure(text: str, blocks: Sequence[Block], sizes: Sizes, count_tokens: Coun
     units = Units(starts, ranks, owners, tokens)
     while replaced := _too_large(text, blocks, units, sizes):
         units = _replace(text, units, replaced, count_tokens)
-    units.tokens = _with_blanks(units)
     return units
 
 

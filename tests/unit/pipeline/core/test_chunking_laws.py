@@ -14,7 +14,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.chunking import PARSERS, check, chunk
+from pipeline.core.chunking import PARSERS, check, chunk, packer
 from pipeline.core.chunking.code import GRAMMARS
 from pipeline.core.chunking.packer import MAX_CHARACTERS_PER_TOKEN
 from pipeline.core.errors import Misconfigured
@@ -238,7 +238,6 @@ def test_memory_grows_linearly_with_the_text(media_type: str) -> None:
     assert peak(8_000) < 5 * peak(2_000)  # lists and tables grow in steps, and the collector comes when it likes
 
 
-@pytest.mark.heavy
 def count_words(texts: Sequence[str]) -> list[int]:
     """As word pieces: blanks have no token."""
     return [len(text.split()) for text in texts]
@@ -264,6 +263,17 @@ def test_a_header_of_very_many_blanks_is_not_repeated_in_each_chunk(media_type: 
     assert sum(len(piece.text) for piece in chunks) < 2 * len(text)
 
 
+def test_a_table_with_padded_columns_is_cut_by_its_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have hundreds of blanks for each word. Cut in another way, all such documents were embedded again."""
+    rows = "".join(f"| option{n} | {('word ' * (n % 7)).ljust(900)} |\n" for n in range(60))
+    text = f"| Option | {'Description'.ljust(900)} |\n|---|---|\n{rows}"
+    chunks = chunk(text, "text/markdown", params=SMALL, count_tokens=count_words)
+    monkeypatch.setattr(packer, "MAX_CHARACTERS_PER_TOKEN", len(text))
+    assert chunks == chunk(text, "text/markdown", params=SMALL, count_tokens=count_words)
+    assert any(len(piece.text) > 100 * piece.token_count for piece in chunks)
+
+
+@pytest.mark.heavy
 def test_chunking_is_the_same_in_every_process() -> None:
     program = (
         "import hashlib, inspect, argparse\n"
