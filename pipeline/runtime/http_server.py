@@ -266,24 +266,23 @@ class _Door:
     def hold(self, connection: _Connection) -> None:
         """Note that a response waits for its client, and cut off the oldest ones if too many bytes do."""
         self._unread[connection] = None
-        by_share: dict[str | None, list[_Connection]] = {}
-        for waiting in self._unread:
-            by_share.setdefault(waiting.share, []).append(waiting)
         if connection.share is not None:
-            self._cut_off(by_share[connection.share], MAX_UNREAD_BYTES_PER_ADDRESS)
-        fullest = max(by_share.values(), key=_unread)
-        others = sum(_unread(waiting) for waiting in by_share.values() if waiting is not fullest)
-        self._cut_off(fullest, MAX_UNREAD_BYTES - others)
+            mine = [waiting for waiting in self._unread if waiting.share == connection.share]
+            while len(mine) > 1 and _unread(mine) > MAX_UNREAD_BYTES_PER_ADDRESS:
+                self._cut_off(mine.pop(0))
+        while len(self._unread) > 1 and _unread(self._unread) > MAX_UNREAD_BYTES:
+            by_share: dict[str | None, list[_Connection]] = {}
+            for waiting in self._unread:
+                by_share.setdefault(waiting.share, []).append(waiting)
+            fullest = max(by_share.values(), key=_unread)
+            self._cut_off(next(waiting for waiting in (*fullest, *self._unread) if waiting is not connection))
 
     def release(self, connection: _Connection) -> None:
         self._unread.pop(connection, None)
 
-    def _cut_off(self, waiting: list[_Connection], most: int) -> None:
-        """waiting: those of one address, the oldest first. The last one stays in any case."""
-        while len(waiting) > 1 and _unread(waiting) > most:
-            oldest = waiting.pop(0)
-            self.release(oldest)
-            oldest.cut_off()
+    def _cut_off(self, connection: _Connection) -> None:
+        self.release(connection)
+        connection.cut_off()
 
     def refused(self, reason: PortRefusal) -> None:
         self._refused.labels(port=self._name, reason=reason).inc()

@@ -285,6 +285,28 @@ async def test_responses_that_slow_clients_do_not_read_take_a_bounded_amount_of_
             writer.transport.abort()
 
 
+async def test_slow_clients_of_many_addresses_share_a_bounded_amount_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only response of an address was never cut off, so that 512 addresses held 2 GB."""
+    monkeypatch.setattr(http_server, "MAX_UNREAD_BYTES", 70_000_000)  # room for two of 30 MB
+    asks = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with site() as port:
+        opened = []
+        for n in range(5):
+            reader, writer = await port.connect(asks, address=f"127.0.0.{n + 1}")
+            opened.append((reader, writer))
+            await reader.readexactly(1)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await port.until(lambda: port.open == 2)
+        assert port.refused("slow_reader") == 3
+        newest, _ = opened[-1]
+        newest._transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await read_to_end(newest)) > 29_000_000
+        for _, writer in opened:
+            writer.transport.abort()
+
+
 async def test_an_idle_connection_is_closed() -> None:
     async with site() as port:
         reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
