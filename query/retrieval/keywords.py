@@ -223,18 +223,23 @@ def matched(words: str) -> str:
 
 
 def phrase(text: str) -> str:
-    """The phrase of a query: its text, in which each term occurs MAX_REPEATS times at most.
+    """The phrase of a query: its text, up to the word with which a term would occur more than MAX_REPEATS times. What
+    is left out in between would move the words after it, and a passage that is searched for by its own text would not
+    have the phrase.
 
     Terms are divided at least where the index divides them: it takes some letters of its own Unicode tables for a
     boundary, so that only those are letters here which every version knows.
     """
     counts = Counter[str]()
-    retained: list[str] = []
+    end = 0
     for joined, group in groupby(text, _in_words):
         for term in ("".join(group),) if joined else group:
             counts[term.lower()] += 1
-            retained.append(term if counts[term.lower()] <= MAX_REPEATS or _BETWEEN_WORDS.match(term) else " ")
-    return "".join(retained)
+            if counts[term.lower()] > MAX_REPEATS and not _BETWEEN_WORDS.match(term):
+                whole_words = text.rfind(" ", 0, end) if joined else -1  # no half of "don't" or "1.2.3"
+                return text[: whole_words if whole_words > 0 else end]
+            end += len(term)
+    return text
 
 
 def _in_words(character: str) -> bool:

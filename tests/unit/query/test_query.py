@@ -134,6 +134,14 @@ def test_a_phrase_repeats_no_term_very_often(term: str) -> None:
     assert query.lower().count(term[0].lower()) == MAX_REPEATS
 
 
+def test_the_phrase_of_a_pasted_passage_is_its_beginning() -> None:
+    """Words that occur often were left out, so that those after them stood elsewhere than in the passage itself."""
+    often = "We don't know it, and " * MAX_REPEATS
+    assert phrase(f"{often}nobody here isn't sure that we do.") == f"{often}nobody here"
+    often = "水の流れ" * MAX_REPEATS
+    assert phrase(f"{often}を測る、川の装置。") == f"{often}を測る、川"
+
+
 def test_the_phrase_of_a_question_is_its_text() -> None:
     question = "Don't 10.0.0.1, src/app/main.py, 釧路湿原国立公園, नमस्ते दुनिया? " + "it's that, isn't it? " * 3
     assert phrase(question) == question
