@@ -82,7 +82,8 @@ class _TableHistory:
     grew: tuple[bool, bool] = (False, False)
     """True where it grew fast before the last two counts: a model's pause of some seconds does not end a load."""
     had_graph: bool = False
-    """True if it had a graph, until the keeper itself drops it, as it does when a load multiplies a small table."""
+    """True if it had a graph, until the keeper itself drops a valid one, as it does when a load multiplies a small
+    table."""
     rows_per_move: int = MIN_MOVED_ROWS
     """How many rows one transaction moves into its graph."""
 
@@ -234,7 +235,7 @@ class GraphKeeper:
             await build_graph(connection, generation, name=name, alone=alone)
         elif step == "drop":
             await graph.drop_graph(connection, of.name)
-            if of.name == own:
+            if of.name == own and of.valid:  # not after a build that failed
                 self._histories[generation.chunk_table].had_graph = False
         else:
             await graph.rename_graph(connection, of.name, own)
