@@ -12,6 +12,7 @@ from pipeline.core.model import Generation
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stages import graph
 from pipeline.stages.graph import GraphKeeper, _TableHistory
+from pipeline.stores import graph as stored
 from tests.support.pipeline.generations import generation
 
 
@@ -49,12 +50,12 @@ async def test_only_a_load_that_drops_a_valid_graph_lets_the_next_one_wait(
     async def generations() -> Mapping[str, Generation]:
         return {}
 
-    monkeypatch.setattr(graph.graph, "drop_graph", drop)
+    monkeypatch.setattr(stored, "drop_graph", drop)
     monkeypatch.setattr(graph, "GROWING_SECONDS", 0.0)
     keeper, of = GraphKeeper(PostgresSettings(), generations, cast(Any, None)), generation()
     history = keeper._histories[of.chunk_table] = _TableHistory()
     history.count(None)
-    own = Graph(graph.graph.own_name(of), valid, partial=True)
+    own = Graph(stored.own_name(of), valid, partial=True)
     await keeper._change(cast(Any, None), of, "drop", own, alone=False)
     history.count(1_000_000)
     history.count(1_000_000 + GROWING_ROWS)
