@@ -84,21 +84,22 @@ class _Packing:
         )
 
     def is_too_long(self, cuts: Sequence[int]) -> bool:
-        """Whether a chunk, or what chunks repeat, has more than MAX_CHARACTERS_PER_TOKEN characters for each token that
-        it may have."""
-        most = self.sizes.limit * MAX_CHARACTERS_PER_TOKEN
-        if any(sum(b - a for a, b in used) > most // 3 for used, _ in self.prefixes.values()):
+        """Whether a chunk has more than MAX_CHARACTERS_PER_TOKEN characters for each token that it may have, or what
+        chunks repeat more than MAX_REPEATED_PER_TOKEN."""
+        repeated = max((sum(b - a for a, b in used) for used, _ in self.prefixes.values()), default=0)
+        if repeated > self.sizes.limit // 3 * MAX_REPEATED_PER_TOKEN:
             return True
+        most = self.sizes.limit * MAX_CHARACTERS_PER_TOKEN
         starts = self.units.starts
         trimmed = (_trimmed(self.text, starts[a], starts[b]) for a, b in pairwise(cuts) if starts[b] - starts[a] > most)
         return any(end - start > most for start, end in trimmed)
 
     def count_characters(self) -> None:
-        """Count a token for each MAX_CHARACTERS_PER_TOKEN characters at least."""
+        """Count a token for each MAX_CHARACTERS_PER_TOKEN or MAX_REPEATED_PER_TOKEN characters at least."""
         self.units.tokens = _with_blanks(self.units)
         self.positions = [0, *accumulate(self.units.tokens)]
         for (start, end), tokens in self.prefix_tokens.items():
-            self.prefix_tokens[start, end] = max(tokens, (end - start) // MAX_CHARACTERS_PER_TOKEN)
+            self.prefix_tokens[start, end] = max(tokens, (end - start) // MAX_REPEATED_PER_TOKEN)
         self.prefixes = self._prefixes()
 
     def _priority(self, unit: int) -> int:
@@ -226,6 +227,8 @@ MAX_CHARACTERS_PER_TOKEN = 100
 none for blanks and for characters that are not assigned, so that a chunk had megabytes, and the header of a table
 megabytes in each of its chunks. Other texts, such as a table whose columns are padded to the longest cell, are cut
 without this: their chunks stay as they are."""
+MAX_REPEATED_PER_TOKEN = 25
+"""The same for what chunks repeat: a table of short rows has a copy of its header for every few hundred characters."""
 SLACK = 2
 """Tokens kept free in every chunk for what trimming white space at its ends may change."""
 
