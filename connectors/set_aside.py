@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import nsmallest
 from pathlib import Path
@@ -20,6 +20,7 @@ import structlog
 from connectors.errors import Answered, BadData, BadEntry, Denied, Forbidden, ServerFailed, TooLarge
 from connectors.faults import OF_DATA, OUTAGES, place
 from connectors.protocol import Problem
+from connectors.runner.guard import is_failing
 from pipeline.core.errors import PenstockError
 
 T = TypeVar("T")
@@ -152,6 +153,20 @@ def each(
         except BadData as error:
             failed[name_of(item, name, number)] = error
     return made, failed
+
+
+async def read_accounts(rows: AsyncIterable[Item], make: Callable[[Item], T]) -> list[T]:
+    """Make accounts of rows, without those whose data cannot be read: they hold nothing. Raises BadData if nearly all
+    are like that, or the only ones: the reason is no single account."""
+    accounts: list[T] = []
+    failed, first = 0, None
+    async for row in rows:
+        made, errors = each([row], make, lambda _row: None)
+        accounts += made
+        failed, first = failed + len(errors), next(iter(errors.values()), first)
+    if first is not None and (not accounts or is_failing(failed, failed + len(accounts))):
+        raise first
+    return accounts
 
 
 def code_of(error: PenstockError) -> str:

@@ -32,6 +32,11 @@ class TagQueue:
         return queue
 
     @property
+    def taken(self) -> int:
+        """The number of tags that were taken so far."""
+        return len(self._taken)
+
+    @property
     def cursor(self) -> Cursor:
         return {"waiting": [*self._waiting, *self._put_back], "taken": self._taken.copy()}
 

@@ -13,6 +13,8 @@ import structlog
 from connectors.atlassian import Person, has_address, principal
 from connectors.confluence.model import Position, Readers, Site, Space, group_tag, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
+from connectors.errors import BadData
+from connectors.runner.guard import require_readable
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
 from connectors.source import Cursor, CursorExpired, Group, GroupPage
 from pipeline.core.errors import PenstockError
@@ -105,7 +107,7 @@ class GroupReader:
                 yield page(await self._read(restrictions[start : start + MAX_CONCURRENT_READS], run))
         async for groups in members(sorted(named)):
             yield groups
-        run.finish()
+        run.finish(work.read)
 
     def _holders(self, tag: str, spaces: Mapping[str, Space]) -> _Holders | None:
         """Return the holders of a space or a restriction; None: there is no such space, or nothing else to read."""
@@ -202,6 +204,7 @@ class _Run:
         self._failures = failures
         self._unreadable = unreadable
         self._passing: PenstockError | None = None
+        self._of_data: list[BadData] = []
         self.failed_tags: list[str] = []
         """Tags that could not be read, and may be later."""
         self.failed_listings: list[str] = []
@@ -217,6 +220,8 @@ class _Run:
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
+            if isinstance(error, BadData):
+                self._of_data.append(error)
             if self._failures.fail(name, error):
                 self._unreadable[name] = f"{error}; until then it admits nobody"
                 log.warning("access_unreadable", resource=name, error=str(error))
@@ -228,7 +233,9 @@ class _Run:
         self._failures.succeed(name)
         return response
 
-    def finish(self) -> None:
+    def finish(self, read: int) -> None:
+        """read: the number of groups that were read, also before an interruption."""
+        require_readable("groups", self._of_data, read)
         if self._passing is not None:
             raise self._passing
 

@@ -45,7 +45,15 @@ from connectors.confluence.model import (
 )
 from connectors.confluence.options import ConfluenceOptions
 from connectors.errors import BadData
-from connectors.set_aside import Failures, each, may_be_set_aside, name_of, read_isolated, reading_data
+from connectors.set_aside import (
+    Failures,
+    each,
+    may_be_set_aside,
+    name_of,
+    read_accounts,
+    read_isolated,
+    reading_data,
+)
 from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
@@ -487,10 +495,8 @@ class Cloud:
         return named, None if following is None else {"kind": kind, "next": following}
 
     async def members(self, group: str) -> Sequence[Person]:
-        people = []
-        async for json in self._api.all_results(f"rest/api/group/{path_segment(group)}/membersByGroupId", limit=200):
-            people += each([json], client.person, client.id_in)[0]  # a member whose data cannot be read is none
-        return people
+        rows = self._api.all_results(f"rest/api/group/{path_segment(group)}/membersByGroupId", limit=200)
+        return await read_accounts(rows, client.person)
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
         people: dict[str, Person] = {}

@@ -30,7 +30,7 @@ from connectors.confluence.client import (
 )
 from connectors.confluence.model import Change, Content, Kind, Listing, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
-from connectors.set_aside import each, may_be_set_aside, name_of, reading_data
+from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, reading_data
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
@@ -312,10 +312,8 @@ class DataCenter:
         return named, None if following is None else {"kind": kind, "next": following}
 
     async def members(self, group: str) -> Sequence[Person]:
-        people = []
-        async for json in self._api.all_results(f"rest/api/group/{path_segment(group)}/member", limit=MAX_LISTED):
-            people += each([json], client.person, client.id_in)[0]  # a member whose data cannot be read is none
-        return people
+        rows = self._api.all_results(f"rest/api/group/{path_segment(group)}/member", limit=MAX_LISTED)
+        return await read_accounts(rows, client.person)
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
         """Return people by user key. The API returns one person for each request."""

@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from connectors.atlassian import Person, has_address, principal
+from connectors.errors import BadData
 from connectors.jira.model import Comment, Holders, Issue, Project, Rules
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Site
+from connectors.runner.guard import require_readable
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
 from connectors.source import Group, GroupPage
 from connectors.tag_queue import TagQueue
@@ -199,6 +201,7 @@ class Directory:
                     groups.append(group)
             queue.add({tag for group in groups for tag in group.of})
             yield GroupPage(groups, queue.cursor)
+        require_readable("groups", run.of_data, queue.taken - len(run.of_data))
         if complete:
             self._set_aside.replace(
                 "access", {part: f"{error}; until then it admits nobody" for part, error in findings.errors.items()}
@@ -236,6 +239,8 @@ class _Run:
         self._read_rules = rules
         self._projects = projects
         self._findings = findings
+        self.of_data: list[BadData] = []
+        """The errors of tags whose holders cannot be read from their data."""
         self._rules: dict[str, Rules] = {}
         self._applications: Mapping[str, Sequence[str]] | None = None
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -248,6 +253,8 @@ class _Run:
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
+            if isinstance(error, BadData):
+                self.of_data.append(error)
             if not self._failures.fail(tag, error):
                 return error
             self._findings.errors[f"holders of {name}"] = str(error)

@@ -21,7 +21,7 @@ from connectors.jira import model
 from connectors.jira.model import Comment, Holders, Issue, Json, Project, Rules, holders, is_reader, person
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects
-from connectors.set_aside import each, may_be_set_aside, name_of, read_isolated, reading_data
+from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, read_isolated, reading_data
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
@@ -308,10 +308,9 @@ class _Jira:
         return None
 
     async def _members(self, **params: Any) -> Sequence[Person]:
-        members: list[Person] = []
-        async for json in self._pages("group/member", "values", maxResults=PER_PAGE, **params):
-            members += _reader(json)
-        return members
+        rows = self._pages("group/member", "values", maxResults=PER_PAGE, **params)
+        members = await read_accounts(rows, lambda row: person(row) if is_reader(row) else None)
+        return [member for member in members if member is not None]
 
 
 def id_in(json: Any) -> object:

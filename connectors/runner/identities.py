@@ -19,7 +19,7 @@ from connectors.clock import Clock
 from connectors.errors import BadData
 from connectors.protocol import Problem, printable
 from connectors.runner.compare import is_tag
-from connectors.runner.guard import is_failing
+from connectors.runner.guard import require_readable
 from connectors.runner.isolate import groups_one_by_one, guarded
 from connectors.runner.membership import (
     PRINCIPALS_PER_PAGE,
@@ -34,7 +34,7 @@ from connectors.runner.membership import (
 )
 from connectors.runner.rows import Holder
 from connectors.source import Cursor, CursorExpired, Group, PagedGroups, Source
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Retryable
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
@@ -161,12 +161,7 @@ class Identities:
         if tags is None:
             self._unlisted = str(error)
         groups, failed = await groups_one_by_one(self._source, known)
-        if is_failing(len(failed), len(failed) + len(groups)):
-            raise Misconfigured(
-                f"the holders of {len(failed)} of {len(failed) + len(groups)} tags cannot be read, so no membership is"
-                " changed: the source may have changed its format, or the connector's code has a fault"
-                f" ({next(iter(failed.values()))})"
-            )
+        require_readable("groups", failed.values(), len(groups))
         listed.add(groups)
         return await self._apply(listed, at, None if tags is None else {*tags, *failed}, failed)
 

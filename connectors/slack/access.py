@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import structlog
 
+from connectors.runner.guard import require_readable
 from connectors.set_aside import each
 from connectors.slack.client import Absent, Api, Object, ScopeMissing
 from connectors.slack.content import ChannelInfo, Names, tag
@@ -221,7 +222,8 @@ class Directory:
         team = await self.team()
         rows = await self._api.all_rows("users.list", "members")
         # One whose data cannot be read holds nothing.
-        accounts, _ = each(rows, lambda row: user(row, team) if isinstance(row, dict) else None, lambda row: row["id"])
+        accounts, failed = each(rows, lambda row: user(row, team) if isinstance(row, dict) else None, lambda _row: None)
+        require_readable("accounts", failed.values(), len(accounts))
         self._users = {account.id: account for account in accounts if account}
         self._users_expire_at = time.monotonic() + NAMES_SECONDS
         self._strangers.forget()
