@@ -282,6 +282,8 @@ class _Run:
         if kind == "restriction":
             return Group(tag, (), [f"role:{id}:{role}" for role in rest.split(",")])
         rules = await self._rules_of(project)
+        if rules.unreadable is not None and kind in ("browse", "agents"):
+            raise BadData(str(rules.unreadable))
         if kind == "browse":
             return _by_field(tag, rest, rules.browse) if rest else await self._held(tag, rules.browse, project)
         if kind == "agents":

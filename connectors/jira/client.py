@@ -270,6 +270,7 @@ class _Jira:
         levels = await part("security levels", self._levels(project))
         roles = await part("roles", self._roles(project))
         held = {"BROWSE_PROJECTS": Holders(), "SERVICEDESK_AGENT": Holders()}
+        unreadable: BadData | None = None
         try:
             with reading_data():
                 held = {
@@ -277,8 +278,9 @@ class _Jira:
                     for permission in held
                 }
         except BadData as error:
+            unreadable = error
             errors[f"permission scheme of project {project.key}"] = str(error)
-        return Rules(held["BROWSE_PROJECTS"], held["SERVICEDESK_AGENT"], dict(levels), dict(roles), errors)
+        return Rules(held["BROWSE_PROJECTS"], held["SERVICEDESK_AGENT"], dict(levels), dict(roles), errors, unreadable)
 
     async def _grants(self, project: Project) -> AsyncIterator[Json]:
         answer = await self._get(f"project/{project.id}/permissionscheme", expand="permissions,user,group,projectRole")

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from connectors.atlassian import Person
+from connectors.errors import BadData
 
 Json = Mapping[str, Any]
 
@@ -136,6 +137,8 @@ class Rules:
     """The ids of the project's roles by name."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """The reasons why parts could not be read, by part: until then nobody holds them."""
+    unreadable: BadData | None = None
+    """Why ``browse`` and ``agents`` are empty, if their data could not be read."""
 
 
 # Issues

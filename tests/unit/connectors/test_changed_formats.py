@@ -14,6 +14,7 @@ from connectors.confluence.model import Readers
 from connectors.confluence.options import ConfluenceOptions
 from connectors.errors import BadData
 from connectors.jira.access import Directory, Findings
+from connectors.jira.model import Holders, Project, Rules
 from connectors.jira.options import JiraOptions
 from connectors.set_aside import SetAside, read_accounts
 from connectors.slack.access import Directory as SlackDirectory
@@ -39,7 +40,7 @@ class Wiki:
 
 
 async def holders(odd: set[str]) -> list[str]:
-    options = ConfluenceOptions.model_construct(flavour="cloud", principals={}, email_domain=None)
+    options = cast(Any, ConfluenceOptions).model_construct(flavour="cloud", principals={}, email_domain=None)
     reader = GroupReader(cast(Any, Wiki(odd)), options, SetAside())
     return [group.tag async for page in reader.pages(None) for group in page.groups]
 
@@ -58,10 +59,31 @@ async def test_groups_of_jira_that_cannot_be_read_are_left_out_unless_nearly_all
         return [Person("1", email="ann@example.com")]
 
     async def held() -> list[str]:
-        options = JiraOptions.model_construct(flavour="cloud", principals={}, email_domain=None)
+        options = cast(Any, JiraOptions).model_construct(flavour="cloud", principals={}, email_domain=None)
         directory = Directory(cast(Any, SimpleNamespace(members=members)), options, SetAside(), lambda: None)
         queue = TagQueue([f"group:{number}" for number in range(6)])
         pages = directory.pages(queue, {}, Findings(), complete=True)
+        return [group.tag async for page in pages for group in page.groups]
+
+    odd = {"1", "2"}
+    assert len(await held()) == 4
+    odd = {str(number) for number in range(6)}
+    with pytest.raises(Misconfigured, match="6 of 6 groups cannot be read"):
+        await held()
+
+
+async def test_projects_of_jira_whose_permissions_cannot_be_read_are_left_out_unless_nearly_all_are() -> None:
+    async def rules(project: Project) -> Rules:
+        unreadable = BadData("its data are not as expected") if project.id in odd else None
+        return Rules(Holders(has_anyone=unreadable is None), unreadable=unreadable)
+
+    async def held() -> list[str]:
+        options = cast(Any, JiraOptions).model_construct(
+            flavour="cloud", principals={}, email_domain=None, anonymous_tag=None
+        )
+        directory = Directory(cast(Any, SimpleNamespace(rules=rules)), options, SetAside(), lambda: None)
+        projects = {str(number): Project(str(number), f"P{number}", "") for number in range(6)}
+        pages = directory.pages(TagQueue([f"browse:{id}" for id in projects]), projects, Findings(), complete=True)
         return [group.tag async for page in pages for group in page.groups]
 
     odd = {"1", "2"}
