@@ -142,7 +142,7 @@ async def test_a_document_whose_data_cannot_be_read_is_closed_until_a_listing_sh
 
 
 async def test_the_access_of_a_listing_replaces_none_that_was_read_after_it() -> None:
-    """What the sweep fetched was stamped after the event, and so whoever had lost the document could read it again."""
+    """The sweep's fetch was stamped after the event, and so whoever had lost the document could read it again."""
     runner = runner_of()
     runner.source.ids.clear()
     assert await runner.full()
