@@ -38,6 +38,7 @@ BY_ID = "penstock_by_id"
 RECENT_DOCUMENTS = 50
 """The documents that were read last, of which ``failing`` is judged."""
 PAGE_DOCUMENTS = 20
+MAX_ASIDE = 10_000
 
 
 class Isolated:
@@ -51,6 +52,8 @@ class Isolated:
         self._name = name
         self._recent: OrderedDict[str, bool] = OrderedDict()
         """The documents that were read last, and whether they are set aside because of their data."""
+        self._aside: OrderedDict[str, None] = OrderedDict()
+        """Documents that are set aside so. Each sweep tries them again, which says nothing about the others."""
         self._lost: str | None = None
         """Why the last reading of changes could not be finished."""
 
@@ -135,11 +138,23 @@ class Isolated:
 
     def _note(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            if isinstance(entry, Document | Unreadable):
-                self._recent[entry.external_id] = isinstance(entry, Unreadable) and entry.code == UNEXPECTED
-                self._recent.move_to_end(entry.external_id)
-                if len(self._recent) > RECENT_DOCUMENTS:
-                    self._recent.popitem(last=False)
+            if not isinstance(entry, Document | Unreadable):
+                continue
+            is_aside = isinstance(entry, Unreadable) and entry.code == UNEXPECTED
+            if is_aside and entry.external_id in self._aside:
+                continue
+            self._aside.pop(entry.external_id, None)
+            if is_aside:
+                _add(self._aside, entry.external_id, None, MAX_ASIDE)
+            _add(self._recent, entry.external_id, is_aside, RECENT_DOCUMENTS)
+
+
+def _add(items: OrderedDict[str, T], name: str, value: T, most: int) -> None:
+    """Set a value as the newest, without the oldest where there are too many."""
+    items[name] = value
+    items.move_to_end(name)
+    if len(items) > most:
+        items.popitem(last=False)
 
 
 def is_of_data(error: PenstockError) -> bool:

@@ -386,6 +386,22 @@ async def test_a_few_documents_that_are_tried_again_and_again_are_no_failing_sou
     assert runner.isolated.failing is None
 
 
+async def test_documents_that_each_sweep_tries_again_do_not_hide_that_others_are_read() -> None:
+    """With fifty of a hundred thousand documents set aside, the alert was on after each sweep."""
+    runner = runner_of(documents=120)
+    runner.source.ids = {f"d{n:03}" for n in range(50)}
+    await runner.full()
+    assert runner.isolated.failing is None
+    for _ in range(3):
+        assert await runner.sweep()
+        assert runner.isolated.failing is None
+    for n in range(50, 110):
+        runner.source.world.write(f"d{n:03}", "edited")
+    runner.source.ids = {f"d{n:03}" for n in range(120)}
+    assert await runner.sweep()
+    assert runner.isolated.failing is not None, "each that was edited is set aside"
+
+
 async def test_a_listing_of_which_nearly_every_document_is_set_aside_deletes_and_closes_nothing() -> None:
     runner = runner_of()
     runner.source.ids.clear()
