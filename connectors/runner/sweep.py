@@ -188,28 +188,29 @@ class Sweep:
         self, started: datetime, listed_ids: ListedIds, unlisted: Sequence[Unlisted], *, allowed: bool
     ) -> Counter[str]:
         candidates, unpublished, known = await self._find_unlisted(started, listed_ids, unlisted)
-        if is_mass_deletion(len(candidates), known) and not allowed:
-            self.problems = [
-                Problem(
-                    self._rows.holder.source,
-                    "mass_delete",
-                    f"a sweep lacks {len(candidates)} of {known} documents: none is deleted. If they are really gone:"
-                    f" penstock connector run {self._rows.holder.source} --allow-mass-delete",
-                )
-            ]
-            for start in range(0, len(candidates), PAGE):
-                await self._rows.mark_unlisted(candidates[start : start + PAGE], started)
-            await self._state.set_guard({"missing": len(candidates), "published": known, "at": started.isoformat()})
+        is_guarded = is_mass_deletion(len(candidates), known) and not allowed
+        aside = sum(part.is_document for part in unlisted)  # they are among the candidates if they are published
+        if is_guarded and is_mass_deletion(len(candidates) - aside, known):
+            await self._keep(candidates, known, started)
             return Counter()
         tally = Counter[str]()
-        existing = 0
+        existing, gone = 0, list[tuple[datetime, Sequence[Gone]]]()
         for start in range(0, len(candidates), MAX_FETCH_DOCUMENTS):
             at = self._clock.stamp()
             entries: Sequence[Entry] = await self._source.fetch(candidates[start : start + MAX_FETCH_DOCUMENTS])
             self._note_reading(entries)
             existing += sum(not isinstance(entry, Gone) for entry in entries)
+            if is_guarded:
+                gone.append((at, [entry for entry in entries if isinstance(entry, Gone)]))
+                entries = [entry for entry in entries if not isinstance(entry, Gone)]
             tally += await self._publisher.publish(entries, at, "live")
             self._between_pages()
+        missing = [entry.external_id for _, page in gone for entry in page]
+        if is_mass_deletion(len(missing), known):
+            await self._keep(missing, known, started)
+            return tally
+        for at, page in gone:
+            tally += await self._publisher.publish(page, at, "live")
         for start in range(0, len(unpublished), PAGE):
             await self._rows.forget_unpublished(unpublished[start : start + PAGE], started)
         self.problems = []
@@ -224,6 +225,21 @@ class Sweep:
             ]
         await self._state.set_guard(None)
         return tally
+
+    async def _keep(self, missing: Sequence[str], known: int, started: datetime) -> None:
+        """Delete none of so many documents before an operator has confirmed it. known: the number of all documents."""
+        source = self._rows.holder.source
+        self.problems = [
+            Problem(
+                source,
+                "mass_delete",
+                f"a sweep lacks {len(missing)} of {known} documents: none is deleted. If they are really gone:"
+                f" penstock connector run {source} --allow-mass-delete",
+            )
+        ]
+        for start in range(0, len(missing), PAGE):
+            await self._rows.mark_unlisted(missing[start : start + PAGE], started)
+        await self._state.set_guard({"missing": len(missing), "published": known, "at": started.isoformat()})
 
     async def _close(self, started: datetime, prefixes: tuple[str, ...], at: datetime) -> Counter[str]:
         """Publish that nobody may read the documents whose ids begin with any of these prefixes."""

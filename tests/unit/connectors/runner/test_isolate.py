@@ -402,6 +402,29 @@ async def test_documents_that_each_sweep_tries_again_do_not_hide_that_others_are
     assert runner.isolated.failing is not None, "each that was edited is set aside"
 
 
+@pytest.mark.parametrize(("removed", "deleted"), [(1, ["d070"]), (40, [])])
+async def test_documents_that_a_listing_sets_aside_are_no_mass_deletion(removed: int, deleted: list[str]) -> None:
+    """The guard kept them as they were published, and nothing was deleted any more."""
+    runner = runner_of(documents=120)
+    runner.source.ids.clear()
+    await runner.full()
+    poisoned = runner.source.ids = {f"d{n:03}" for n in range(60)}
+    for n in range(70, 70 + removed):
+        runner.source.world.remove(f"d{n:03}")
+
+    async def slim() -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        async for page in WorldSource.slim(runner.source):
+            yield [entry for entry in page if entry.external_id not in poisoned]
+        unpublished = [f"new {n}" for n in range(25)]
+        yield [Unlisted(part=f"document {id_}", reason="odd", is_document=True) for id_ in [*poisoned, *unpublished]]
+
+    runner.source.slim = slim
+    assert await runner.sweep()
+    assert runner.deleted == deleted
+    assert ("a sweep lacks 40 of 120 documents" in runner.status) == (removed == 40)
+    assert {id_ for id_, document in runner.published.items() if not document.acl_tags} == poisoned
+
+
 async def test_a_listing_of_which_nearly_every_document_is_set_aside_deletes_and_closes_nothing() -> None:
     runner = runner_of()
     runner.source.ids.clear()
