@@ -151,6 +151,8 @@ def _files_in(comment: Comment) -> Iterator[str]:
         for match in _WIKI_FILE.finditer(comment.body):
             yield match[1] or match[2]
         return
+    if comment.body and not isinstance(comment.body, Mapping):
+        yield ""  # nobody knows what it shows
     for node in adf.nodes(comment.body):
         if node.get("type") in ("media", "mediaInline"):
             attributes = node.get("attrs")

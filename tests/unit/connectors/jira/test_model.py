@@ -177,6 +177,8 @@ def media(**attributes: Any) -> dict[str, Any]:
         (media(type="file", alt="a.log"), {"a.log"}),
         (media(type="file", id="some-id"), {"a.log", "b.log"}),
         (media(type="external", url="https://a.example/x.png"), set()),
+        (float("inf"), {"a.log", "b.log"}),
+        (None, set()),
     ],
 )
 def test_a_file_that_a_restricted_comment_shows_is_as_restricted(body: Any, restricted: set[str]) -> None:
