@@ -166,8 +166,15 @@ async def groups_one_by_one(source: Source, tags: Collection[str]) -> tuple[list
     read."""
 
     async def read(some: Sequence[str]) -> list[Group]:
-        async with aclosing(guarded(source.groups(some))) as groups:
-            return [group async for group in groups]
+        results: list[Group] = []
+        try:
+            async with aclosing(guarded(source.groups(some))) as groups:
+                async for group in groups:
+                    results.append(group)  # those before an error count
+        except BadData:
+            if not {group.tag for group in results}.issuperset(some):  # else it is of a group within these
+                raise
+        return results
 
     groups: list[Group] = []
     failed: dict[str, PenstockError] = {}

@@ -327,6 +327,23 @@ async def test_a_group_within_a_requested_one_is_held_by_nobody_while_its_data_c
     assert set(tables.requested) == {"staff", "odd"}
 
 
+async def test_a_group_whose_data_cannot_be_read_takes_no_member_from_its_outer_groups() -> None:
+    """A source that lists inner groups with the outer ones failed for each outer one, so that nobody held any."""
+    tables = Tables()
+
+    async def groups(tags: Collection[str] | None) -> AsyncIterator[Group]:
+        for tag in sorted(tags or {f"outer{n}" for n in range(9)}):
+            if tag.startswith("outer"):
+                yield Group(tag, {"ann"}, {"inner"})
+        raise KeyError("the inner group")
+
+    tables.source.groups = cast(Any, groups)
+    tables.groups = {f"outer{n}": GroupMembers(f"outer{n}", ("ann",), ("inner",), LONG_AGO) for n in range(9)}
+    tables.sets = {"ann": PublishedSet(b"other", LONG_AGO)}
+    await tables.identities.read_all(frozenset())
+    assert tables.sent_sets == {"ann": sorted(tables.groups)}
+
+
 async def test_memberships_stay_while_the_data_of_nearly_all_groups_cannot_be_read() -> None:
     tables = Tables()
     tables.world.groups = {f"g{n}": ({"ann"}, set()) for n in range(9)}
