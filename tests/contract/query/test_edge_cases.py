@@ -20,7 +20,7 @@ from query.evaluation import service as evaluation
 from query.evaluation.golden import Golden, Judged
 from query.model import BadQuery, check
 from query.retrieval.cache import access_digest
-from query.retrieval.keywords import MAX_ANALYSED_CHARACTERS, MAX_MATCHED_CHARACTERS, bm25, clauses
+from query.retrieval.keywords import MAX_ANALYSED_CHARACTERS, MAX_MATCHED_CHARACTERS, MAX_REPEATS, bm25, clauses
 from query.settings import AuthSettings, ChatSettings
 from tests.contract.query.test_retrieval import Desk
 from tests.fakes.chat import FakeChat
@@ -72,11 +72,12 @@ async def test_a_question_of_only_invisible_characters_is_rejected_as_empty() ->
 
 
 async def test_a_long_question_without_spaces_is_truncated_for_the_keyword_query() -> None:
-    query = clauses("釧路湿原国立公園" * 1000)
+    place = "釧路湿原国立公園"
+    query = clauses(place * 1000)
     english, own = query["must"]["bool"]["should"]
     assert len(english["combined_fields"]["query"]) == MAX_MATCHED_CHARACTERS
     assert len(own["combined_fields"]["query"]) == MAX_ANALYSED_CHARACTERS
-    assert len(query["should"]["match_phrase"]["text.exact"]["query"]) == MAX_MATCHED_CHARACTERS
+    assert query["should"]["match_phrase"]["text.exact"]["query"] == place * MAX_REPEATS
 
 
 async def test_a_caller_with_ten_thousand_required_tags_can_search_by_keyword(library: Library, desk: Desk) -> None:
