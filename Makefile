@@ -115,7 +115,7 @@ check: setup  ## format, lint, strict types, quick unit tests: about a minute on
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@$(BIN)/mypy & types=$$!; \
-		PENSTOCK_TEST_PORTION=0.3 $(BIN)/pytest tests/unit -m "not slow and not heavy" -n 2 --dist worksteal; tests=$$?; \
+		PENSTOCK_TEST_PORTION=0.3 $(BIN)/pytest tests/unit -m "not slow and not heavy" -n 3 --dist worksteal; tests=$$?; \
 		wait $$types && exit $$tests
 
 up: setup  ## the local stack and its workers, left running
