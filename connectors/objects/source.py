@@ -165,21 +165,13 @@ class Objects(SmallSource):
             if stored is None or not await self.blocking(self._admits, stored, policy):
                 return Gone(external_id)
             return await self._document(stored, policy)
-        except NotReadable as error:
-            await self.blocking(self._store.check)  # raises where the store is the reason
+        except (AccessDenied, NotReadable) as error:
+            await self.blocking(self._store.check)  # raises where the store or the credentials are the reason
+            denied = f"the store denies access to {name}: allow the account to read it"
             return Unreadable(
                 external_id=external_id,
-                code="unavailable",
-                message=f"{name} {error}",
-                acl_tags=policy.acl_tags,
-                required_tags=policy.required_tags,
-            )
-        except AccessDenied:
-            await self.blocking(self._store.check)  # raises where the credentials are the reason
-            return Unreadable(
-                external_id=external_id,
-                code="access_denied",
-                message=f"the store denies access to {name}: allow the account to read it",
+                code="access_denied" if isinstance(error, AccessDenied) else "unavailable",
+                message=denied if isinstance(error, AccessDenied) else f"{name} {error}",
                 acl_tags=policy.acl_tags,
                 required_tags=policy.required_tags,
             )
