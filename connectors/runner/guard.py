@@ -19,6 +19,7 @@ def is_mass_deletion(missing: int, published: int) -> bool:
 FAILING_SHARE = 0.9
 FAILING_DOCUMENTS = 5
 """If at least so many documents are set aside, and so large a share, it is the source's or the connector's fault."""
+LIKELY_REASON = "the source may have changed its format, or the connector's code has a fault"
 
 
 def is_failing(set_aside: int, read: int) -> bool:
@@ -31,6 +32,6 @@ def require_readable(things: str, failed: Collection[PenstockError], read: int) 
     a changed format must not lock everybody out. failed: the errors of those. read: how many others were read."""
     if is_failing(len(failed), len(failed) + read):
         raise Misconfigured(
-            f"{len(failed)} of {len(failed) + read} {things} cannot be read, so no membership is changed: the source"
-            f" may have changed its format, or the connector's code has a fault ({next(iter(failed))})"
+            f"{len(failed)} of {len(failed) + read} {things} cannot be read, so no membership is changed:"
+            f" {LIKELY_REASON} ({next(iter(failed))})"
         )

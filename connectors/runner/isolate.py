@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from connectors.errors import BadData
 from connectors.protocol import Problem
-from connectors.runner.guard import is_failing
+from connectors.runner.guard import LIKELY_REASON, is_failing
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.set_aside import UNEXPECTED, read_isolated, reading_data
 from connectors.source import (
@@ -64,8 +64,8 @@ class Isolated:
         if not is_failing(aside, len(self._recent)):
             return None
         return (
-            f"{aside} of the {len(self._recent)} documents that were read last are set aside because of their data: the"
-            " source may have changed its format, or the connector's code has a fault"
+            f"{aside} of the {len(self._recent)} documents that were read last are set aside because of their data:"
+            f" {LIKELY_REASON}"
         )
 
     @property

@@ -15,7 +15,7 @@ from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.freshness import Listing
-from connectors.runner.guard import is_failing, is_mass_deletion
+from connectors.runner.guard import LIKELY_REASON, is_failing, is_mass_deletion
 from connectors.runner.listing import ListedIds
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
@@ -278,8 +278,8 @@ def _require_working(unlisted: Sequence[Unlisted], listed: int) -> None:
     aside = [part for part in unlisted if part.is_document]
     if is_failing(len(aside), len(aside) + listed):
         raise Misconfigured(
-            f"{len(aside)} of {len(aside) + listed} documents of the listing are set aside, so nothing is deleted: the"
-            f" source may have changed its format, or the connector's code has a fault ({aside[0].reason})"
+            f"{len(aside)} of {len(aside) + listed} documents of the listing are set aside, so nothing is deleted:"
+            f" {LIKELY_REASON} ({aside[0].reason})"
         )
 
 

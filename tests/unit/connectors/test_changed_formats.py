@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -52,6 +52,15 @@ async def test_spaces_whose_readers_cannot_be_read_are_left_out_unless_nearly_al
         await holders({f"S{number}" for number in range(6)})
 
 
+async def jira_groups(site: SimpleNamespace, tags: Sequence[str], projects: Mapping[str, Project]) -> list[str]:
+    options = cast(Any, JiraOptions).model_construct(
+        flavour="cloud", principals={}, email_domain=None, anonymous_tag=None
+    )
+    directory = Directory(cast(Any, site), options, SetAside(), lambda: None)
+    pages = directory.pages(TagQueue(tags), projects, Findings(), complete=True)
+    return [group.tag async for page in pages for group in page.groups]
+
+
 async def test_groups_of_jira_that_cannot_be_read_are_left_out_unless_nearly_all_are() -> None:
     async def members(group: str) -> list[Person]:
         if group in odd:
@@ -59,11 +68,7 @@ async def test_groups_of_jira_that_cannot_be_read_are_left_out_unless_nearly_all
         return [Person("1", email="ann@example.com")]
 
     async def held() -> list[str]:
-        options = cast(Any, JiraOptions).model_construct(flavour="cloud", principals={}, email_domain=None)
-        directory = Directory(cast(Any, SimpleNamespace(members=members)), options, SetAside(), lambda: None)
-        queue = TagQueue([f"group:{number}" for number in range(6)])
-        pages = directory.pages(queue, {}, Findings(), complete=True)
-        return [group.tag async for page in pages for group in page.groups]
+        return await jira_groups(SimpleNamespace(members=members), [f"group:{number}" for number in range(6)], {})
 
     odd = {"1", "2"}
     assert len(await held()) == 4
@@ -78,13 +83,8 @@ async def test_projects_of_jira_whose_permissions_cannot_be_read_are_left_out_un
         return Rules(Holders(has_anyone=unreadable is None), unreadable=unreadable)
 
     async def held() -> list[str]:
-        options = cast(Any, JiraOptions).model_construct(
-            flavour="cloud", principals={}, email_domain=None, anonymous_tag=None
-        )
-        directory = Directory(cast(Any, SimpleNamespace(rules=rules)), options, SetAside(), lambda: None)
         projects = {str(number): Project(str(number), f"P{number}", "") for number in range(6)}
-        pages = directory.pages(TagQueue([f"browse:{id}" for id in projects]), projects, Findings(), complete=True)
-        return [group.tag async for page in pages for group in page.groups]
+        return await jira_groups(SimpleNamespace(rules=rules), [f"browse:{id}" for id in projects], projects)
 
     odd = {"1", "2"}
     assert len(await held()) == 4
