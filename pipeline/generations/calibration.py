@@ -243,8 +243,8 @@ class CalibrationKeeper:
         self._models = models
         self._current = current
         self._failures = 0
-        self._loading_since: dict[str, float] = {}
-        """Since when a generation has waited for the end of a load, on time.monotonic()."""
+        self._waiting_since: dict[str, float] = {}
+        """Since when a generation has waited for the end of a load or for its graph, on time.monotonic()."""
 
     async def run(self) -> BaseException:
         """Work until cancelled. After a failure it waits, and tries again."""
@@ -279,7 +279,7 @@ class CalibrationKeeper:
                 try:
                     most = GROWTH * before.chunks if before else COUNTED
                     chunks = await graph.rows(connection, generation, most=min(most, COUNTED))
-                    if not is_due(before, chunks) or await self._is_loading(connection, generation):
+                    if not is_due(before, chunks) or await self._has_to_wait(connection, generation):
                         continue
                     if await calibrate(connection, generation, await self._models.of(generation), at_once=1):
                         calibrated.append(generation.name)
@@ -287,16 +287,16 @@ class CalibrationKeeper:
                     continue
         return calibrated
 
-    async def _is_loading(self, connection: Connection, generation: Generation) -> bool:
+    async def _has_to_wait(self, connection: Connection, generation: Generation) -> bool:
         """Whether to wait, because many documents are being written, or because a large table has no graph yet: at most
         LOAD_SECONDS or GRAPH_SECONDS."""
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
         )
-        waited = monotonic() - self._loading_since.setdefault(generation.name, monotonic())
+        waited = monotonic() - self._waiting_since.setdefault(generation.name, monotonic())
         if pending > BUSY_DOCUMENTS and waited < LOAD_SECONDS:
             return True
         if waited < GRAPH_SECONDS and await graph.is_missed(connection, generation):
             return True
-        del self._loading_since[generation.name]
+        del self._waiting_since[generation.name]
         return False
