@@ -11,16 +11,16 @@ import structlog
 from psycopg import sql
 from psycopg.errors import DiskFull
 
-from pipeline.core.model import STORES, Generation, Store
+from pipeline.core.model import STORES, Generation, Quantisation, Store
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import LOCK_WAIT
-from pipeline.stores.graph import create_graph
+from pipeline.stores.graph import build_parameters, create_graph
 from pipeline.stores.postgres import Connection
 
 log = structlog.get_logger()
 
-GRAPH_BYTES_A_ROW = 500
-"""The memory that building an HNSW graph (m = 16) takes for each row, besides the row's vector."""
+GRAPH_BYTES_A_NEIGHBOUR = 32
+"""The memory that building an HNSW graph takes for each neighbour of a row (pgvector's ``m``), besides its vector."""
 
 
 async def desired_counts(connection: Connection, generation: Generation) -> tuple[int, int, int]:
@@ -76,9 +76,10 @@ async def build_graph(
     await connection.execute(sql.SQL("ANALYZE {}, documents").format(sql.Identifier(generation.chunk_table)))
 
 
-def graph_build_bytes(rows: int, bits_a_value: int, dimensions: int) -> int:
+def graph_build_bytes(rows: int, bits_a_value: int, dimensions: int, quantisation: Quantisation) -> int:
     """The memory in which a graph of so many rows is built."""
-    return rows * (dimensions * bits_a_value // 8 + GRAPH_BYTES_A_ROW)
+    neighbours = build_parameters(dimensions, quantisation).neighbours
+    return rows * (dimensions * bits_a_value // 8 + neighbours * GRAPH_BYTES_A_NEIGHBOUR)
 
 
 async def _allow_memory(connection: Connection, generation: Generation) -> None:
@@ -86,7 +87,7 @@ async def _allow_memory(connection: Connection, generation: Generation) -> None:
     rows of a graph that do not fit are added one by one, which takes several times as long."""
     held = await rows(connection, generation.chunk_table)
     bits = 1 if generation.quantisation == "binary" else 16 if generation.vector_type == "halfvec" else 32
-    needed = graph_build_bytes(held, bits, generation.dimensions) // 1024
+    needed = graph_build_bytes(held, bits, generation.dimensions, generation.quantisation) // 1024
     cursor = await connection.execute(
         "SELECT pg_size_bytes(set_config('maintenance_work_mem', greatest("
         " pg_size_bytes(current_setting('maintenance_work_mem')) / 1024,"

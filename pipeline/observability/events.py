@@ -53,6 +53,7 @@ LogEvent = Literal[
     "generations_crashed",
     "generations_not_followed",
     "google_drive_problem_reported",
+    "graph_adds_slowly",
     "graph_delayed",
     "graph_exceeds_memory",
     "graph_step_finished",

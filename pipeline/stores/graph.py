@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
+import structlog
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 
 from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph
 from pipeline.core.model import Generation, Lane, Quantisation
 from pipeline.stores.postgres import Connection
 
-_OPTIONS = "m = 16, ef_construction = 64"
+log = structlog.get_logger()
+
+
+class Parameters(NamedTuple):
+    """How pgvector connects the rows of a graph."""
+
+    neighbours: int
+    """pgvector's ``m``: how many neighbours a row has in each layer. A graph has the same for good."""
+    candidates: int
+    """``ef_construction``: among how many rows the neighbours of a new row are chosen."""
+
+
+_USUAL, _CAREFUL = Parameters(16, 64), Parameters(24, 128)
+LONG_VECTOR_DIMENSIONS = 1_024
+"""From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
+_LOCK_ATTEMPTS, _LOCK_WAIT, _LOCK_PAUSE_SECONDS = 10, "1s", 5.0
+"""Searches wait behind a change of the index's options, so it waits shortly for those that read it, several times."""
 RESCORED: Mapping[Quantisation, int] = {"halfvec": 1, "binary": 4}
 """How many rows a walk has to fetch for each that is wanted, to be compared by their whole vectors: signs say little
 about the order of near rows (docs/adr/0106)."""
@@ -186,21 +205,62 @@ async def create_graph(
     """Create the HNSW index over the generation's rows with in_graph, and before it the index of the other rows.
     Repeats are harmless. ``concurrently`` (not in a transaction): writers are not blocked, and the remains of an
     interrupted attempt are removed first."""
-    table = generation.chunk_table
+    table, name = generation.chunk_table, name or own_name(generation)
     await _create(
         connection,
         f"{table}_waiting",
         sql.SQL("{} (id) WHERE NOT in_graph").format(sql.Identifier(table)),
         concurrently=concurrently,
     )
+    parameters = build_parameters(generation.dimensions, generation.quantisation)
     await _create(
         connection,
-        name or own_name(generation),
-        sql.SQL(f"{{}} USING hnsw ({{}} {_operators(generation)}) WITH ({_OPTIONS}) WHERE in_graph").format(
-            sql.Identifier(table), held(generation, sql.SQL("embedding"))
+        name,
+        sql.SQL(
+            f"{{}} USING hnsw ({{}} {_operators(generation)}) WITH (m = {{}}, ef_construction = {{}}) WHERE in_graph"
+        ).format(
+            sql.Identifier(table),
+            held(generation, sql.SQL("embedding")),
+            sql.Literal(parameters.neighbours),
+            sql.Literal(parameters.candidates),
         ),
         concurrently=concurrently,
     )
+    if parameters != _USUAL:
+        await _add_faster(connection, name, concurrently=concurrently)
+
+
+def build_parameters(dimensions: int, quantisation: Quantisation) -> Parameters:
+    """Return the parameters with which a graph is built. Rows that are added to it later choose among as many
+    candidates as in any other graph."""
+    return _CAREFUL if quantisation == "halfvec" and dimensions >= LONG_VECTOR_DIMENSIONS else _USUAL
+
+
+async def _add_faster(connection: Connection, name: str, *, concurrently: bool) -> None:
+    """Let rows that are added to a graph from now on choose among the usual number of candidates, which takes two
+    thirds of the time. A graph that somebody reads all the time keeps its options: then each added row costs more."""
+    alter = sql.SQL("ALTER INDEX {} SET (ef_construction = {})").format(
+        sql.Identifier(name), sql.Literal(_USUAL.candidates)
+    )
+    cursor = await connection.execute(
+        "SELECT %s = ANY(reloptions) FROM pg_class WHERE oid = to_regclass(%s)",
+        [f"ef_construction={_USUAL.candidates}", f'"{name}"'],
+    )
+    if (row := await cursor.fetchone()) is None or row[0]:
+        return
+    if not concurrently:
+        await connection.execute(alter)
+        return
+    for attempt in range(_LOCK_ATTEMPTS):
+        await asyncio.sleep(_LOCK_PAUSE_SECONDS if attempt else 0.0)
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
+                await connection.execute(alter)
+            return
+        except LockNotAvailable:
+            continue
+    log.warning("graph_adds_slowly", graph=name, reason="the index was in use all the time")
 
 
 async def _create(connection: Connection, name: str, what: sql.Composed, *, concurrently: bool) -> None:

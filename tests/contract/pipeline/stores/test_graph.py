@@ -398,9 +398,41 @@ async def test_a_graph_that_does_not_fit_into_memory_is_logged(
         with capture_logs() as logged:
             await build_graph(connection, library.generation)
         assert not logged
-        monkeypatch.setattr(generation_tables, "GRAPH_BYTES_A_ROW", 10 * 2**40)
+        monkeypatch.setattr(generation_tables, "GRAPH_BYTES_A_NEIGHBOUR", 10 * 2**40)
         with capture_logs() as logged:
             await build_graph(connection, library.generation)
     [seen] = logged
     assert seen["event"] == "graph_exceeds_memory"
     assert seen["needed_mb"] > seen["allowed_mb"] >= 512
+
+
+async def test_a_graph_of_long_vectors_is_built_with_care_and_then_added_to_as_fast_as_others(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "LONG_VECTOR_DIMENSIONS", library.generation.dimensions)
+    await library.put(*pages(3))
+    async with unlimited(library.settings.postgres, "test") as connection:
+        await graph.drop_graph(connection, graph.own_name(library.generation))
+        with monkeypatch.context() as patched, capture_logs() as logged:
+            patched.setattr(graph, "_LOCK_ATTEMPTS", 0)
+            await build_graph(connection, library.generation)
+        assert [entry["event"] for entry in logged] == ["graph_adds_slowly"]
+        assert await graph_options(library) == {"m=24", "ef_construction=128"}
+
+        async with library.pool.connection() as reader, reader.transaction():
+            await reader.execute("SELECT FROM chunks_g1")
+            with monkeypatch.context() as patched, capture_logs() as logged:
+                patched.setattr(graph, "_LOCK_ATTEMPTS", 2)
+                patched.setattr(graph, "_LOCK_WAIT", "10ms")
+                patched.setattr(graph, "_LOCK_PAUSE_SECONDS", 0.0)
+                await build_graph(connection, library.generation)
+            assert [entry["event"] for entry in logged] == ["graph_adds_slowly"]
+        with capture_logs() as logged:
+            await build_graph(connection, library.generation)
+        assert not logged
+        assert await graph_options(library) == {"m=24", "ef_construction=64"}
+
+
+async def graph_options(library: Library) -> set[str]:
+    [(options,)] = await library.execute("SELECT reloptions FROM pg_class WHERE relname = 'chunks_g1_hnsw'")
+    return set(options)
