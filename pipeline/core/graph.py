@@ -6,7 +6,9 @@ The reasons are in docs/adr/0030-rows-before-the-graph.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from pipeline.core.model import Quantisation
 
 FRONT_ROWS = 4_000
 """The most rows outside of the graph while no live change is late. Each query reads all of them, in about 28 ms: 7 µs
@@ -40,6 +42,29 @@ GROWING_ROWS, GROWING_SECONDS = 2_000, 20.0
 BUILT_FASTER = 4
 """Adding a row to a graph takes 6 ms, and building a graph 1.2–2.5 ms for each row. So a new graph is faster than
 moving more than a quarter of a table's rows into the old one."""
+
+
+class Parameters(NamedTuple):
+    """How pgvector connects the rows of a graph."""
+
+    neighbours: int
+    """pgvector's ``m``: how many neighbours a row has in each layer. A graph has the same for good."""
+    candidates: int
+    """``ef_construction``: among how many rows the neighbours of a new row are chosen."""
+
+
+USUAL_PARAMETERS, CAREFUL_PARAMETERS = Parameters(16, 64), Parameters(24, 128)
+LONG_VECTOR_DIMENSIONS = 1_024
+"""From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
+
+
+def build_parameters(dimensions: int, quantisation: Quantisation) -> Parameters:
+    """Return the parameters with which a graph is built. Rows that are added to it later choose among as many
+    candidates as in any other graph."""
+    return (
+        CAREFUL_PARAMETERS if quantisation == "halfvec" and dimensions >= LONG_VECTOR_DIMENSIONS else USUAL_PARAMETERS
+    )
+
 
 Step = Literal["rest", "move", "build", "drop", "rename"]
 

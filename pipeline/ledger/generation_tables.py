@@ -11,10 +11,11 @@ import structlog
 from psycopg import sql
 from psycopg.errors import DiskFull
 
+from pipeline.core.graph import build_parameters
 from pipeline.core.model import STORES, Generation, Quantisation, Store
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import LOCK_WAIT
-from pipeline.stores.graph import build_parameters, create_graph
+from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import Connection
 
 log = structlog.get_logger()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from pipeline.core.graph import build_parameters
 from pipeline.core.model import MAX_GRAPH_DIMENSIONS, Quantisation, VectorIndex
 
 GB = 10**9
@@ -19,9 +20,9 @@ SECONDS_A_MONTH = 730 * 3600
 
 PAGE_BYTES = 8152
 """Usable bytes of a Postgres page of 8,192, without its header and pgvector's own fields."""
-GRAPH_BYTES = 290
-"""A graph's entry without its vector at m = 16: two tuples' headers, 10 heap pointers, 32 neighbours of 6 bytes.
-An entry never crosses a page. sized: within 3 %."""
+GRAPH_BYTES, GRAPH_NEIGHBOUR_BYTES = 98, 12
+"""A graph's entry without its vector: two tuples' headers and 10 heap pointers, and twice 6 bytes for each neighbour
+(pgvector's m). An entry never crosses a page. sized: within 3 %."""
 STORED_OUT_OF_LINE_BYTES = 2000
 """Postgres keeps longer values in TOAST, taking half as much again (sized)."""
 ROW_BYTES = 250
@@ -156,7 +157,8 @@ def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
     most = MAX_GRAPH_DIMENSIONS[quantisation]
     if not 1 <= dimensions <= most:
         raise ValueError(f"{dimensions} dimensions: pgvector indexes 1 to {most:,} as {quantisation}")
-    entry = GRAPH_BYTES + (2 * dimensions if quantisation == "halfvec" else ceil(dimensions / 8))
+    vector = 2 * dimensions if quantisation == "halfvec" else ceil(dimensions / 8)
+    entry = GRAPH_BYTES + build_parameters(dimensions, quantisation).neighbours * GRAPH_NEIGHBOUR_BYTES + vector
     return 8192 / max(1, PAGE_BYTES // entry)
 
 

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from typing import LiteralString, NamedTuple
+from typing import LiteralString
 
 import structlog
 from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
-from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph
+from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, USUAL_PARAMETERS, Graph, build_parameters
 from pipeline.core.model import Generation, Lane, Quantisation
 from pipeline.stores.postgres import Connection
 
 log = structlog.get_logger()
 
-
-class Parameters(NamedTuple):
-    """How pgvector connects the rows of a graph."""
-
-    neighbours: int
-    """pgvector's ``m``: how many neighbours a row has in each layer. A graph has the same for good."""
-    candidates: int
-    """``ef_construction``: among how many rows the neighbours of a new row are chosen."""
-
-
-_USUAL, _CAREFUL = Parameters(16, 64), Parameters(24, 128)
-LONG_VECTOR_DIMENSIONS = 1_024
-"""From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
 _LOCK_ATTEMPTS, _LOCK_WAIT, _LOCK_PAUSE_SECONDS = 10, "1s", 5.0
 """Searches wait behind a change of the index's options, so it waits shortly for those that read it, several times."""
 RESCORED: Mapping[Quantisation, int] = {"halfvec": 1, "binary": 4}
@@ -226,25 +213,19 @@ async def create_graph(
         ),
         concurrently=concurrently,
     )
-    if parameters != _USUAL:
+    if parameters != USUAL_PARAMETERS:
         await _add_faster(connection, name, concurrently=concurrently)
-
-
-def build_parameters(dimensions: int, quantisation: Quantisation) -> Parameters:
-    """Return the parameters with which a graph is built. Rows that are added to it later choose among as many
-    candidates as in any other graph."""
-    return _CAREFUL if quantisation == "halfvec" and dimensions >= LONG_VECTOR_DIMENSIONS else _USUAL
 
 
 async def _add_faster(connection: Connection, name: str, *, concurrently: bool) -> None:
     """Let rows that are added to a graph from now on choose among the usual number of candidates, which takes two
     thirds of the time. A graph that somebody reads all the time keeps its options: then each added row costs more."""
     alter = sql.SQL("ALTER INDEX {} SET (ef_construction = {})").format(
-        sql.Identifier(name), sql.Literal(_USUAL.candidates)
+        sql.Identifier(name), sql.Literal(USUAL_PARAMETERS.candidates)
     )
     cursor = await connection.execute(
         "SELECT %s = ANY(reloptions) FROM pg_class WHERE oid = to_regclass(%s)",
-        [f"ef_construction={_USUAL.candidates}", f'"{name}"'],
+        [f"ef_construction={USUAL_PARAMETERS.candidates}", f'"{name}"'],
     )
     if (row := await cursor.fetchone()) is None or row[0]:
         return

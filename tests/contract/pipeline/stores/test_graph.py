@@ -409,7 +409,7 @@ async def test_a_graph_that_does_not_fit_into_memory_is_logged(
 async def test_a_graph_of_long_vectors_is_built_with_care_and_then_added_to_as_fast_as_others(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "LONG_VECTOR_DIMENSIONS", library.generation.dimensions)
+    monkeypatch.setattr(deciding, "LONG_VECTOR_DIMENSIONS", library.generation.dimensions)
     await library.put(*pages(3))
     async with unlimited(library.settings.postgres, "test") as connection:
         await graph.drop_graph(connection, graph.own_name(library.generation))
