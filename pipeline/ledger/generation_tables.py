@@ -9,7 +9,7 @@ from uuid import UUID
 
 import structlog
 from psycopg import sql
-from psycopg.errors import DiskFull
+from psycopg.errors import Diagnostic, DiskFull
 
 from pipeline.core.graph import build_parameters
 from pipeline.core.model import STORES, Generation, Quantisation, Store
@@ -20,8 +20,12 @@ from pipeline.stores.postgres import Connection
 
 log = structlog.get_logger()
 
-GRAPH_BYTES_A_NEIGHBOUR = 32
-"""The memory that building an HNSW graph takes for each neighbour of a row (pgvector's ``m``), besides its vector."""
+GRAPH_BYTES_A_ROW, GRAPH_BYTES_A_NEIGHBOUR = 208, 32
+"""The memory that building an HNSW graph takes for each row besides its vector, and for each of its neighbours
+(pgvector's ``m``). Measured by the number of rows after which pgvector says that its memory is full: 716 to 719 bytes a
+row with 16 neighbours, 971 to 974 with 24."""
+GRAPH_BYTES_OF_BUILDERS = 4 * 2**20
+"""The memory that parallel builders share beyond that: pgvector keeps 3 MB of it."""
 
 
 async def desired_counts(connection: Connection, generation: Generation) -> tuple[int, int, int]:
@@ -63,6 +67,22 @@ async def build_graph(
     """Build the graph over all rows of the table, while writers continue. name: the graph's, if it is not the usual
     one. alone: with one process, which leaves the other processors to the writers."""
     await _allow_memory(connection, generation)
+
+    def note_overflow(notice: Diagnostic) -> None:
+        if "no longer fits" in (notice.message_primary or ""):
+            log.warning("graph_exceeds_memory", generation=generation.name, reason=notice.message_primary)
+
+    connection.add_notice_handler(note_overflow)
+    try:
+        await _build(connection, generation, name, alone=alone)
+    finally:
+        connection.remove_notice_handler(note_overflow)
+    # Searches compare the two tables' estimates (query.retrieval.vectors), so both should be of the same time. A login
+    # that does not own documents gets a warning, and autovacuum's estimates stay.
+    await connection.execute(sql.SQL("ANALYZE {}, documents").format(sql.Identifier(generation.chunk_table)))
+
+
+async def _build(connection: Connection, generation: Generation, name: str | None, *, alone: bool) -> None:
     one, many = "SET max_parallel_maintenance_workers = 0", "RESET max_parallel_maintenance_workers"
     await connection.execute(one if alone else many)
     try:
@@ -72,15 +92,13 @@ async def build_graph(
             raise
         await connection.execute(one)
         await create_graph(connection, generation, name=name, concurrently=True)
-    # Searches compare the two tables' estimates (query.retrieval.vectors), so both should be of the same time. A login
-    # that does not own documents gets a warning, and autovacuum's estimates stay.
-    await connection.execute(sql.SQL("ANALYZE {}, documents").format(sql.Identifier(generation.chunk_table)))
 
 
 def graph_build_bytes(rows: int, bits_a_value: int, dimensions: int, quantisation: Quantisation) -> int:
     """The memory in which a graph of so many rows is built."""
-    neighbours = build_parameters(dimensions, quantisation).neighbours
-    return rows * (dimensions * bits_a_value // 8 + neighbours * GRAPH_BYTES_A_NEIGHBOUR)
+    row = dimensions * bits_a_value // 8 + GRAPH_BYTES_A_ROW
+    row += build_parameters(dimensions, quantisation).neighbours * GRAPH_BYTES_A_NEIGHBOUR
+    return rows * row + GRAPH_BYTES_OF_BUILDERS
 
 
 async def _allow_memory(connection: Connection, generation: Generation) -> None:

@@ -406,6 +406,31 @@ async def test_a_graph_that_does_not_fit_into_memory_is_logged(
     assert seen["needed_mb"] > seen["allowed_mb"] >= 512
 
 
+async def test_a_graph_is_built_in_the_memory_that_is_calculated_for_it_and_not_in_less(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calculation was a tenth too low, so that the last rows of a million entered their graph one by one."""
+    await library.put(*pages(3))
+    await library.execute(
+        "INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding)"
+        " SELECT gen_random_uuid(), document_id, access_id, '', (SELECT array_agg(random() + 0 * k * n)"
+        f" FROM generate_series(1, {library.generation.dimensions}) k)::halfvec"
+        " FROM (SELECT document_id, access_id FROM chunks_g1 LIMIT 1) one, generate_series(1, 12000) n"
+    )
+    calculated = generation_tables.graph_build_bytes(12_003, 16, library.generation.dimensions, "halfvec") // 1024
+    async with unlimited(library.settings.postgres, "test") as connection:
+        for memory, overflows in ((calculated, False), (calculated // 2, True)):
+
+            async def allow(connection: Connection, _: Generation, memory: int = memory) -> None:
+                await connection.execute(f"SET maintenance_work_mem = {memory}".encode())
+
+            monkeypatch.setattr(generation_tables, "_allow_memory", allow)
+            await graph.drop_graph(connection, graph.own_name(library.generation))
+            with capture_logs() as logged:
+                await build_graph(connection, library.generation, alone=True)
+            assert [entry["event"] for entry in logged] == ["graph_exceeds_memory"] * overflows
+
+
 async def test_a_graph_of_long_vectors_is_built_with_care_and_then_added_to_as_fast_as_others(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
