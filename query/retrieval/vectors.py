@@ -29,11 +29,11 @@ from uuid import UUID
 from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 
-from pipeline.core.graph import READ_WHOLE_ROWS
+from pipeline.core.graph import CAREFUL_PARAMETERS, READ_WHOLE_ROWS
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
-from pipeline.stores.graph import RESCORED, distance
+from pipeline.stores.graph import RESCORED, distance, own_name
 from pipeline.stores.postgres import Connection
 from pipeline.stores.vectors import value
 from query.access.callers import Caller, Readable
@@ -58,8 +58,10 @@ of such a walk also decides up to how many rows are read exactly instead of it."
 
 EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH = 300, 100_000, 1_000
 """The size of a walk's candidate list in a table of up to so many rows, and the most that pgvector allows. It grows
-with the square root of the rows: with the same list, a walk misses more of the nearest rows the more there are
-(docs/adr/0117)."""
+with the rows: with the same list, a walk misses more of the nearest rows the more there are (docs/adr/0117)."""
+GROWTH, CAREFUL_GROWTH = 0.5, 0.25
+"""The power of the rows with which the list grows: in the usual graph, and in one that was built with
+CAREFUL_PARAMETERS (docs/adr/0118)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,9 @@ async def _candidates(connection: Connection, statement: sql.Composed, values: d
 
 _SETTINGS = """
     SELECT set_config('hnsw.ef_search', least(%(most)s, greatest(
-            2 * %(limit)s, coalesce(%(ef_search)s, %(least)s * greatest(1, sqrt(rows / %(least_rows)s)))
+            2 * %(limit)s, coalesce(%(ef_search)s, %(least)s * greatest(
+                1, power(rows / %(least_rows)s, CASE WHEN careful THEN %(careful_growth)s ELSE %(growth)s END::float8)
+            ))
         ))::integer::text, true),
         set_config('hnsw.iterative_scan', 'relaxed_order', true),
         set_config('hnsw.max_scan_tuples', %(max_scan_tuples)s, true),
@@ -213,7 +217,11 @@ _SETTINGS = """
         set_config('statement_timeout', %(milliseconds)s, true),
         set_config('enable_seqscan', %(sequential)s, true),
         rows
-    FROM (SELECT coalesce(max(greatest(reltuples, 0)), 0) FROM pg_class WHERE oid = to_regclass(%(table)s)) size (rows)
+    FROM (
+        SELECT coalesce(max(greatest(reltuples, 0)), 0) FROM pg_class WHERE oid = to_regclass(%(table)s)
+    ) size (rows) LEFT JOIN (
+        SELECT %(careful)s = ANY(reloptions) FROM pg_class WHERE oid = to_regclass(%(graph)s)
+    ) graph (careful) ON true
 """
 
 
@@ -229,6 +237,8 @@ async def configure(
             "most": MOST_EF_SEARCH,
             "least": EF_SEARCH,
             "least_rows": EF_SEARCH_ROWS,
+            "growth": GROWTH,
+            "careful_growth": CAREFUL_GROWTH,
             "limit": limit,
             "ef_search": tuning.ef_search,
             "max_scan_tuples": str(tuning.max_scan_tuples),
@@ -236,6 +246,8 @@ async def configure(
             "milliseconds": str(max(1, round(timeout_seconds * 1000))),  # 0 would mean no limit
             "sequential": "off" if scan == "graph" else "on",
             "table": generation.chunk_table,
+            "graph": own_name(generation),
+            "careful": f"m={CAREFUL_PARAMETERS.neighbours}",
         },
     )
     [*_, rows] = await cursor.fetchone() or (0,)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from psycopg.rows import dict_row
 
 from deploy.local.stack import Stack
+from pipeline.core.graph import CAREFUL_PARAMETERS
 from pipeline.stores.graph import RESCORED
 from query.access.callers import Readable
 from query.embedding.embedders import QueryEmbedder
@@ -21,7 +22,16 @@ from query.retrieval import search as search_module
 from query.retrieval.arrange import Group, Hit
 from query.retrieval.keywords import build
 from query.retrieval.search import Search
-from query.retrieval.vectors import EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH, OVERFETCH, VISIT_COST, Tuning
+from query.retrieval.vectors import (
+    CAREFUL_GROWTH,
+    EF_SEARCH,
+    EF_SEARCH_ROWS,
+    GROWTH,
+    MOST_EF_SEARCH,
+    OVERFETCH,
+    VISIT_COST,
+    Tuning,
+)
 from query.settings import RetrievalSettings
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.readers_kit import another_team, example
@@ -102,8 +112,11 @@ async def test_readers_search_the_graph_with_the_parameters_of_the_service(libra
         " WHERE oid = 'readers.nearest(halfvec, text, text[], integer)'::regprocedure"
     )
     settings = dict(option.split("=", 1) for option in options)
-    depth = f"least({MOST_EF_SEARCH}, {EF_SEARCH} * greatest(1, sqrt(greatest(c.reltuples, 0) / {EF_SEARCH_ROWS})))"
-    assert f"set_config('hnsw.ef_search',\n        {depth}::integer::text, true)" in source
+    power = f"power(greatest(c.reltuples, 0) / {EF_SEARCH_ROWS}, CASE WHEN ("
+    depth = f"least({MOST_EF_SEARCH}, {EF_SEARCH} * greatest(1, {power}"
+    assert f"set_config('hnsw.ef_search',\n        {depth}" in source
+    assert f"SELECT 'm={CAREFUL_PARAMETERS.neighbours}' = ANY(" in source
+    assert f") THEN {CAREFUL_GROWTH} ELSE {GROWTH} END::float8)))::integer::text, true)" in source
     assert settings["hnsw.max_scan_tuples"] == str(Tuning().max_scan_tuples)
     assert f"greatest({Tuning().always_exact_rows}, sqrt({VISIT_COST:.1f} * wanted * rescored * " in source
     assert f"wanted    integer := {OVERFETCH} * least(" in source, "wanted is OVERFETCH times as many as requested"

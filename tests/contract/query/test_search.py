@@ -902,21 +902,27 @@ async def test_penstock_search_reports_an_unreachable_database_in_one_line(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("rows", "chosen", "limit", "depth", "fetched"),
+    ("rows", "neighbours", "chosen", "limit", "depth", "fetched"),
     [
-        (-1, None, 74, 300, 74),  # never analysed
-        (100_000, None, 74, 300, 74),
-        (225_000, None, 74, 450, 111),
-        (1_000_000, None, 74, 949, 148),
-        (9_000_000, None, 74, 1_000, 148),  # the most that pgvector allows
-        (9_000_000, 120, 50, 120, 100),
-        (100_000, 120, 74, 148, 74),
+        (-1, 16, None, 74, 300, 74),  # never analysed
+        (100_000, 16, None, 74, 300, 74),
+        (225_000, 16, None, 74, 450, 111),
+        (1_000_000, 16, None, 74, 949, 148),
+        (9_000_000, 16, None, 74, 1_000, 148),  # the most that pgvector allows
+        (100_000, 24, None, 74, 300, 74),
+        (1_000_000, 24, None, 74, 533, 148),
+        (9_000_000, 24, None, 74, 924, 148),
+        (9_000_000, 16, 120, 50, 120, 100),
+        (100_000, 16, 120, 74, 148, 74),
     ],
 )
 async def test_a_walk_is_as_deep_as_its_table_needs(
-    library: Library, rows: int, chosen: int | None, limit: int, depth: int, fetched: int
+    library: Library, rows: int, neighbours: int, chosen: int | None, limit: int, depth: int, fetched: int
 ) -> None:
     await library.execute("UPDATE pg_class SET reltuples = %s WHERE oid = 'chunks_g1'::regclass", rows)
+    await library.execute(
+        "UPDATE pg_class SET reloptions = %s WHERE oid = 'chunks_g1_hnsw'::regclass", [f"m={neighbours}"]
+    )
     async with library.pool.connection() as connection:
         walked = await vectors.configure(
             connection,
