@@ -91,7 +91,8 @@ async def answers(
     caller, seen = await wait_for_publication(request, service, caller, body.publications(at_least), body.wait_seconds)
     fresh = await service.search.freshness(caller, question.sources)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_events(service, request, question, caller, identity.caller_class, seen, fresh, keeper))
+        events = _events(service, request, question, caller, identity.caller_class, seen, fresh, keeper)
+        return EventStream(events, service.answer_seconds)
     answer, material = await whole(service, request, question, caller, identity.caller_class)
     standing = await service.standing.keep(caller, keeper, question, answer, material) if keeper else None
     return JSONResponse(consistent_json(answer, seen, fresh) | _standing_id(standing))
@@ -141,10 +142,7 @@ async def _events(
     material: Sources | None = None
     service.metrics.streams.inc()
     try:
-        async with (
-            asyncio.timeout(service.answer_seconds),
-            aclosing(service.answers.answer(question, caller, caller_class)) as events,
-        ):
+        async with aclosing(service.answers.answer(question, caller, caller_class)) as events:
             async for event in events:
                 match event:
                     case Sources():
@@ -162,8 +160,6 @@ async def _events(
                         standing_id = await service.standing.keep(caller, keeper, question, event.answer, material)
                         data |= _standing_id(standing_id)
                 yield name, data
-    except (TimeoutError, PenstockError) as error:
-        yield "error", problems.of(error).as_json()
     finally:
         service.metrics.streams.dec()
 
@@ -204,14 +200,15 @@ Event = tuple[str, Mapping[str, Any]]
 
 
 class EventStream(Response):
-    """A response of server-sent events. The generator ``events`` runs in one task, so that it may hold timeouts open,
-    and is always closed."""
+    """A response of server-sent events. The generator ``events`` runs in one task, and is always closed."""
 
     media_type = EVENT_STREAM
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[Event, None], seconds: float) -> None:
+        """seconds: the time limit of the events, however slowly the client reads them."""
         super().__init__()
         self._events = events
+        self._seconds = seconds
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
         self.headers["x-accel-buffering"] = "no"  # else nginx buffers it
@@ -239,10 +236,18 @@ class EventStream(Response):
 
     async def _produce(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
         try:
-            async with aclosing(self._events) as events:
-                async for name, data in events:
-                    await queue.put(format_sse_event(event=name, data_str=json.dumps(data)))
+            try:
+                # Not within the generator: while a slow client is waited for here, it would not learn of its limit.
+                async with asyncio.timeout(self._seconds), aclosing(self._events) as events:
+                    async for name, data in events:
+                        await queue.put(_written(name, data))
+            except (TimeoutError, PenstockError) as error:
+                await queue.put(_written("error", problems.of(error).as_json()))
         except Exception as error:  # noqa: BLE001 # raised again by __call__
             await queue.put(error)
         else:
             await queue.put(None)
+
+
+def _written(name: str, data: Mapping[str, Any]) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data))

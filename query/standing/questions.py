@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -31,6 +32,10 @@ from query.standing.renewal import Outdated, embed_again
 from query.standing.words import words_of
 
 log = structlog.get_logger()
+
+MAX_REQUEST_BYTES = 16_384
+"""The longest filters of a standing question: of each of them all are read to list a person's questions, to preview an
+edit, and when a document or a membership changes. A request may have 40 times as much."""
 
 
 class Unknown(PenstockError):
@@ -66,6 +71,12 @@ class StandingQuestions:
             raise BadQuery("a standing question stands alone: it cannot be kept with `turns` or `history`")
         if "\x00" in question.text:
             raise BadQuery("a standing question must not contain U+0000")
+        size = len(json.dumps(request_json(question), ensure_ascii=False).encode())
+        if size > MAX_REQUEST_BYTES:
+            raise BadQuery(
+                f"the documents and filters of this question take {size:,} bytes; those of a standing question take at"
+                f" most {MAX_REQUEST_BYTES:,}"
+            )
         async with self._ledger(tenant) as connection:
             await self._require_room(connection, tenant, principal)
 
