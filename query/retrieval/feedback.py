@@ -24,6 +24,7 @@ from pipeline.embedding.port import Vectors
 from pipeline.runtime.tasks import gather_or_cancel, time_limit
 from query.model import Candidate, Passage
 from query.retrieval.arrange import Hit
+from query.retrieval.many import computed
 from query.retrieval.ranking import rank_candidates, weights_of
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Offer, Offers, Query, Scope, Stores
@@ -79,7 +80,7 @@ async def rank_with_feedback(
                 }
                 # A separate record, because the step "feedback" covers all of it.
                 ranked = rank_candidates(again, passages, Steps(), depth, weights_of(settings))
-                return await smoothed(ranked, embeddings, settings.neighbour_weight)
+                return await computed(ranked, lambda: smooth(ranked, embeddings, settings.neighbour_weight))
     except PenstockError:
         return None
 
@@ -118,9 +119,6 @@ WORDS_WEIGHT = 2.0
 """The weight of all added words together; each of the query's own words has 1."""
 NEIGHBOURS = 8
 """How many of the nearest candidates count for a candidate (docs/adr/0083-neighbours.md)."""
-MAX_SMOOTHED_AT_ONCE = 300
-"""Scores of more candidates are passed on in a thread: the 2,000 of a page far down take a third of a second. Of fewer
-they are not, because answers and previews may have taken all threads, and the time limit of feedback goes on."""
 NEIGHBOUR_STEPS = 12
 """How far scores are passed on, from neighbour to neighbour: with a weight of 0.5, what is further counts less than
 1 / 4,000."""
@@ -160,13 +158,6 @@ def move_vector(vector: Vectors, passages: Sequence[WeightedPassage], embeddings
             total = total + passage.weight * embeddings[passage.chunk_id]
     length = float(np.linalg.norm(total))
     return np.asarray(total / length if length else vector, dtype=np.float32)
-
-
-async def smoothed(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors], weight: float) -> list[Hit]:
-    """As ``smooth``, without keeping other searches waiting."""
-    if len(hits) <= MAX_SMOOTHED_AT_ONCE:
-        return smooth(hits, embeddings, weight)
-    return await asyncio.to_thread(smooth, hits, embeddings, weight)
 
 
 def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors], weight: float) -> list[Hit]:

@@ -18,6 +18,7 @@ from pipeline.core.model import Generation
 from query.model import Facts, Passage, Ranker
 from query.retrieval.arrange import Hit
 from query.retrieval.fusion import WEIGHTS, fuse
+from query.retrieval.keywords import matched
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Offers
 from query.retrieval.words import best_coverage
@@ -69,7 +70,8 @@ def assess(
     """Whether the candidates are relevant to the query, and why.
 
     cosine: that of the nearest passage; None if there is no vector search or it failed.
-    texts: the candidates with their titles, read only as far as needed.
+    texts: the candidates with their titles, read only as far as needed. Of a long query, the words count that are
+    searched for.
     rerank_score: the best score of the reranker; None if it did not score them.
     """
     facts: Facts = {} if cosine is None else {"cosine": f"{cosine:.2f}"}
@@ -86,7 +88,7 @@ def assess(
             return True, facts
         if floors.unrelated is not None and cosine < floors.unrelated and not identifiers(query):
             return False, {**facts, "coverage": f"not below a cosine of {floors.unrelated:.2f}"}
-    best = best_coverage(query, texts)
+    best = best_coverage(matched(query), texts)
     return best >= floors.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floors.coverage:.2f}"}
 
 

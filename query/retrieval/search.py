@@ -49,7 +49,7 @@ from query.model import (
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
 from query.retrieval import cursor as cursors
-from query.retrieval.arrange import Hit, arrange, by_time, exact_first, present, refreshed
+from query.retrieval.arrange import Group, Hit, arrange, by_time, exact_first, present, refreshed
 from query.retrieval.cache import (
     Cache,
     CachedResults,
@@ -62,6 +62,8 @@ from query.retrieval.cache import (
 )
 from query.retrieval.cursor import MAX_PAGED, Cursor, search_digest
 from query.retrieval.feedback import rank_with_feedback
+from query.retrieval.keywords import MAX_IDENTIFIERS
+from query.retrieval.many import computed
 from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates, weights_of
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Query, Scope, Stores, Timeouts
@@ -320,7 +322,7 @@ class Search:
             hits = rank_candidates(offers, passages, steps, depth, weights_of(self._settings))
             if question.sort != "relevance":
                 hits = by_time(hits, question.sort, complete=not more or depth >= MAX_DEPTH)
-            if depth >= MAX_DEPTH or not more or self._suffice(question, _unseen(hits, before)):
+            if depth >= MAX_DEPTH or not more or await self._suffice(question, _unseen(hits, before)):
                 break
             depth = min(MAX_DEPTH, 4 * depth)  # duplicates count once
         reranker = self._reranker if question.rerank else None
@@ -332,7 +334,9 @@ class Search:
         )
         cosine = nearest_cosine(offers, passages)
         is_decided = question.sort != "relevance" or bool(before.chunks)  # an earlier page was relevant
-        relevant = bool(hits) if is_decided else is_relevant(question.text, hits, cosine, floors, steps)
+        relevant = bool(hits)
+        if not is_decided:
+            relevant = await computed(hits, partial(is_relevant, question.text, hits, cosine, floors, steps))
         skipped_feedback = False
         if relevant and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
             skipped_feedback = self._active_searches > self._settings.feedback_at_once
@@ -355,7 +359,7 @@ class Search:
         hits = _unseen(hits, before) if relevant or floors.rerank is not None else []
         hits = await self._ordered(question, scope, hits, steps)
         if not is_decided and any(hit.rerank_score is not None for hit in hits):
-            relevant = is_relevant(question.text, hits, cosine, floors, steps)
+            relevant = await computed(hits, partial(is_relevant, question.text, hits, cosine, floors, steps))
         hits = hits if relevant else []
         results = await self._results(question, scope, hits, steps)
         following = _cursor_after(before, results, hits, full=len(results) == question.top, more=more)
@@ -364,24 +368,29 @@ class Search:
             self._cache_results(key, outcome, passages, scope.snapshot)
         return outcome
 
-    def _suffice(self, question: Query, hits: Sequence[Hit]) -> bool:
-        return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
+    async def _suffice(self, question: Query, hits: Sequence[Hit]) -> bool:
+        return len(await self._arranged(question, hits)) == question.top
+
+    async def _arranged(self, question: Query, hits: Sequence[Hit]) -> list[Group]:
+        per_document = self._settings.per_document
+        return await computed(hits, partial(arrange, hits, top=question.top, per_document=per_document))
 
     async def _ordered(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Hit]:
         """The hits as they are shown: by time, or by the reranker, but those with an identifier of the query first."""
         by_relevance = question.sort == "relevance"
-        named = identifiers(question.text) if by_relevance and question.mode != "vector" else ()
-        hits = exact_first(hits, named)
+        named = identifiers(question.text)[:MAX_IDENTIFIERS] if by_relevance and question.mode != "vector" else ()
+        hits = await computed(hits, partial(exact_first, hits, named))
         if by_relevance and question.rerank and self._reranker is not None:
             hits = await rerank(
                 self._reranker, question.text, hits, tenant=scope.caller.tenant, pool=self._rerank_pool, steps=steps
             )
-            hits = exact_first(hits, named)  # an identifier of the query outweighs similarity
+            # Again, because an identifier of the query outweighs similarity.
+            hits = await computed(hits, partial(exact_first, hits, named))
         return list(hits)
 
     async def _results(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         with steps.step("arrange") as facts:
-            groups = arrange(hits, top=question.top, per_document=self._settings.per_document)
+            groups = await self._arranged(question, hits)
             shown = [hit.passage for group in groups for hit in group.hits]
             details = await self._stores.describe(scope, shown)
             results = [present(group, details) for group in groups]

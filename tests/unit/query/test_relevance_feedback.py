@@ -3,9 +3,6 @@ count."""
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from uuid import UUID
 
 import numpy as np
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 
 from query.model import Candidate, Passage, Ranker
 from query.retrieval.arrange import Hit
-from query.retrieval.feedback import MAX_SMOOTHED_AT_ONCE, NEIGHBOURS, feedback_candidates, smooth, smoothed
+from query.retrieval.feedback import NEIGHBOURS, feedback_candidates, smooth
 from query.retrieval.stores import Offer
 
 DEPTH, SPARE = 4, 16
@@ -80,24 +77,3 @@ def test_smoothing_keeps_all_hits_also_without_embeddings(drawn: list[tuple[floa
     assert {h.passage.chunk_id.int: h.score for h in smoothed if h.passage.chunk_id not in embeddings} == {
         n: score for n, (score, degrees) in enumerate(drawn) if degrees is None
     }
-
-
-@pytest.mark.asyncio
-async def test_an_ordinary_search_waits_for_no_thread() -> None:
-    """While answers had taken all threads, feedback ran into its time limit and the ranking was another one."""
-    free = Event()
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    busy = asyncio.create_task(asyncio.to_thread(free.wait))
-    await asyncio.sleep(0)
-    hits = [hit(n, float(n)) for n in range(MAX_SMOOTHED_AT_ONCE + 1)]
-    embeddings = {h.passage.chunk_id: direction(h.passage.chunk_id.int) for h in hits}
-    long = asyncio.create_task(smoothed(hits, embeddings, 0.5))
-    try:
-        await asyncio.sleep(0)
-        async with asyncio.timeout(60):  # it would never end
-            assert await smoothed(hits[1:], embeddings, 0.5) == smooth(hits[1:], embeddings, 0.5)
-        assert not long.done()
-    finally:
-        free.set()
-    assert await long == smooth(hits, embeddings, 0.5)
-    await busy

@@ -28,4 +28,3 @@ async def test_a_question_with_very_long_filters_is_not_kept() -> None:
 
     with pytest.raises(BadQuery, match="filters of this question take"):
         await standing.check_room("acme", "ann", longest.to_question("ann"))
-
