@@ -55,7 +55,7 @@ def floors_of(
         source = "PENSTOCK_QUERY_COSINE_FLOOR"
     elif calibration is not None:
         cosine, unrelated = calibration.cosine, calibration.unrelated
-        source = f"calibrated on {calibration.chunks} chunks"
+        source = "calibrated"  # not on how many chunks: most of them this caller may not read
     else:
         cosine = MEASURED.get(generation.model)
         source = "not calibrated yet" if cosine is None else "measured for this model"
