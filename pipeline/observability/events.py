@@ -104,6 +104,7 @@ LogEvent = Literal[
     "service_stopping",
     "service_unavailable",
     "set_aside_failed",
+    "setting_unknown",
     "shadow_crashed",
     "shadow_not_recorded",
     "sharepoint_problem_reported",

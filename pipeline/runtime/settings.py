@@ -8,22 +8,29 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import EmbeddingProvider
-from pipeline.runtime.credentials import SecretFilesSource, whole_dsn
+from pipeline.runtime.credentials import SecretFilesSource, environment, whole_dsn
 from pipeline.runtime.home import ENDPOINTS_FILE as ENDPOINTS_FILE
 from pipeline.runtime.home import TRAIL_FILE, secret
 from pipeline.runtime.home import home as home
+
+log = structlog.get_logger()
+
+SIMILAR = 0.9
+"""How similar a variable's name is to that of a setting which was probably meant."""
 
 
 def dist() -> Path:
@@ -463,9 +470,10 @@ class Settings(Part):
 
 
 def load() -> Settings:
-    """Settings as they are now. Raises Misconfigured with one line that names the variable."""
+    """Settings as they are now. A variable that is probably misspelt is logged. Raises Misconfigured with one line that
+    names the variable."""
     try:
-        return Settings(
+        settings = Settings(
             kafka=KafkaSettings(),
             postgres=PostgresSettings(),
             elasticsearch=ElasticsearchSettings(),
@@ -484,6 +492,37 @@ def load() -> Settings:
         raise explained(error) from error
     except SettingsError as error:  # names field and source, never the value
         raise Misconfigured(f"{error}: it has to be JSON") from None
+    for name, meant in misspelt(environment()).items():
+        if name not in _LOGGED:
+            _LOGGED.add(name)
+            log.warning("setting_unknown", name=name, says=f"it has no effect: is {meant} meant?")
+    return settings
+
+
+_LOGGED: set[str] = set()
+"""Misspelt variables that this process has logged."""
+
+
+def misspelt(variables: Iterable[str]) -> dict[str, str]:
+    """The variables that nothing reads and that resemble a setting, each with that setting. Without them a protection
+    that somebody meant to enable is off. Others may be a connector's own."""
+    known = {f"{_PREFIXES[part.__name__]}{name}".upper() for part in _parts(Part) for name in _fields(part)}
+    unknown = sorted({name for name in variables if name.startswith("PENSTOCK_")} - known)
+    closest = {name: get_close_matches(name, known, 1, SIMILAR) for name in unknown}
+    return {name: matches[0] for name, matches in closest.items() if matches}
+
+
+def _parts(of: type[Part]) -> Iterator[type[Part]]:
+    for part in of.__subclasses__():
+        yield part
+        yield from _parts(part)
+
+
+def _fields(part: type[Part]) -> Iterator[str]:
+    """The fields that are variables, and not parts themselves."""
+    for name, field in part.model_fields.items():
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Part)):
+            yield name
 
 
 def explained(error: ValidationError) -> Misconfigured:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.home import TRAIL_FILE, made_secret
-from pipeline.runtime.settings import TrailSettings
+from pipeline.runtime.settings import TrailSettings, misspelt
 
 
 @pytest.fixture
@@ -37,3 +37,8 @@ def test_a_key_of_the_trail_that_others_can_read_is_refused(home: Path) -> None:
     (home / TRAIL_FILE).chmod(0o644)
     with pytest.raises(Misconfigured, match="only its owner"):
         TrailSettings()
+
+
+def test_a_misspelt_protection_is_reported_and_a_connectors_secret_is_not() -> None:
+    set_ = ("PENSTOCK_PRODUCER", "PENSTOCK_TRIAL", "PENSTOCK_TRAIL", "PENSTOCK_WIKI_TOKEN", "PENSTOCK_HOME", "PATH")
+    assert misspelt(set_) == {"PENSTOCK_PRODUCER": "PENSTOCK_PRODUCERS", "PENSTOCK_TRIAL": "PENSTOCK_TRAIL"}
