@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -42,8 +43,9 @@ PASSAGES_PER_DOCUMENT = 2
 GAP = "\n\n[…]\n\n"
 MAX_TITLE_CHARACTERS = 300
 MAX_ID_CHARACTERS = 2_000
-_visible_texts: TTLCache[str, str] = TTLCache(4, 60.0)
-"""The texts of documents whose parts are fetched one after the other, and what is displayed of them."""
+_visible_texts: TTLCache[bytes, str] = TTLCache(4, 60.0)
+"""The displayed texts of documents whose parts are fetched one after the other, by a digest of the whole: each takes up
+to 16 MB."""
 
 
 class DocumentUnavailable(PenstockError):
@@ -189,9 +191,10 @@ async def readable_document(service: Service, caller: Caller, id_: UUID | None) 
 async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:
     """A document's text. Raises DocumentUnavailable and Retryable."""
     document = await readable_document(service, caller, _uuid(arguments.id))
-    text = _visible_texts.get(document.text)
+    digest = blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+    text = _visible_texts.get(digest)
     if text is None:
-        text = _visible_texts[document.text] = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
+        text = _visible_texts[digest] = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
     end = arguments.offset + MAX_FETCHED_CHARACTERS
     metadata = _metadata(document.source, document.author, document.media_type, document.source_modified_at)
     if end < len(text):

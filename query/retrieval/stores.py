@@ -28,6 +28,7 @@ from query.embedding.embedders import require_same
 from query.embedding.shared import Embedded
 from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort, SourceFreshness
 from query.retrieval import vectors
+from query.retrieval.cursor import search_digest
 from query.retrieval.fusion import Ranking
 from query.retrieval.keywords import bm25, bm25_scores
 from query.retrieval.recall import RecallCheck
@@ -155,7 +156,7 @@ class Stores:
         self._es = es.options(request_timeout=timeouts.keywords)  # here, because options() copies the client
         self.timeouts = timeouts
         self._tuning = tuning
-        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(MAX_CACHED_SCANS, SCAN_TTL_SECONDS)
+        self._scans: TTLCache[bytes, Scan] = TTLCache(MAX_CACHED_SCANS, SCAN_TTL_SECONDS)
 
     async def offers(
         self,
@@ -279,7 +280,8 @@ class Stores:
             offer.limit = len(offer.candidates)
 
     async def _scan(self, connection: Connection, query: NeighbourQuery, access: bytes, limit: int) -> Scan:
-        key = query.generation.chunk_table, query.caller.tenant, access, query.filters, limit
+        # A digest, because filters may take a megabyte.
+        key = search_digest([query.generation.chunk_table, query.caller.tenant, access, query.filters, limit])
         if (scan := self._scans.get(key)) is None:
             scan = self._scans[key] = await vectors.choose_scan(connection, query, limit=limit, tuning=self._tuning)
         return scan
