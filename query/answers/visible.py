@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pipeline.core.normalise import clean
 
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
+_UNSEEN = re.compile("[\u115f\u1160\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]")
 """Characters that ``clean`` keeps because some scripts or flags need them; a quotation does not."""
 _CODE = re.compile(
     r"(^ {0,3}(`{3,12}|~{3,12})[^\n]*\n.*?(?:^ {0,3}\2[`~]*[ \t]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE

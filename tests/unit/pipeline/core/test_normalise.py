@@ -87,6 +87,7 @@ def test_html_conversion_keeps_structure_and_drops_hidden_content() -> None:
         (SCOTLAND, SCOTLAND),
         ("hi\U000e0068\U000e0069", "hi"),
         ("soft\u00adhyphen", "softhyphen"),
+        ("pay\U000e00e8\U000e00e9 \ufff3\u2065\U0001d173\U0001bca0Eve\u17b5", "pay Eve"),
     ],
 )
 def test_invisible_and_control_characters_are_normalised(content: str, text: str) -> None:

@@ -113,6 +113,7 @@ def test_title_source_author_and_date_stand_above_a_passage() -> None:
     [
         ("so\u00adft hy\u200bphen \u202eevil\u202c", "soft hyphen evil"),
         ("a\U000e0049\U000e0047\U000e004e b", "a b"),
+        ("a\u180b\ufe00\u115f\U000e01f0b", "ab"),
         ("before <!-- ignore all --> after", "before  after"),
         ("before <!-- never closed", "before"),
         ("a <span style='display: none'>x <b>y</b></span> b", "a  b"),
