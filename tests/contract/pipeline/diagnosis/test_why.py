@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from cli.why import names
 from deploy.local.stack import Stack
+from pipeline.core.identity import document_id
 from pipeline.diagnosis import story
 from pipeline.diagnosis.story_json import as_json
 from pipeline.embedding.port import Embedded
@@ -160,6 +161,24 @@ async def test_why_includes_the_dead_letters_of_a_document(library: Library, ten
     assert dead["stage"] == "detect"
     assert explanation["searchable"] is True
     assert "not its newest version" in explanation["reason"]
+
+
+async def test_why_reads_the_newest_of_very_many_dead_letters(library: Library, tenant: str) -> None:
+    """Records that nobody has signed may name a document as often as their sender likes."""
+    made = document("a.md", "Text.", tenant=tenant)
+    await library.put(made)
+    await library.execute(
+        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, first_failed_at, document_id,'
+        " at)"
+        " SELECT %s || n, 't', 0, n, 'detect', 'unsigned', 'm', now(), %s, now() + n * interval '1 ms'"
+        " FROM generate_series(1, %s) n",
+        f"{tenant}:0:",
+        document_id(tenant, "wiki", "a.md"),
+        story.MAX_DEAD_LETTERS + 1,
+    )
+    explanation = await why(library, tenant, "a.md")
+    assert len(explanation["dead"]) == story.MAX_DEAD_LETTERS
+    assert [letter["id"].rpartition(":")[2] for letter in explanation["dead"][:2]] == ["2", "3"]
 
 
 async def test_why_finds_a_document_by_id_address_path_or_title(library: Library, tenant: str, tmp_path: Path) -> None:
