@@ -43,6 +43,9 @@ NEW_HOURS = 24
 a document, and not which of its chunks are new. Embedding may lag behind by hours."""
 NEAREST = 100
 """The most questions that one new chunk invalidates: those that it answers best."""
+MOST_NEW = 100
+"""The most documents with new passages that are announced of an answer. Of a question about everything it would be
+every document, and all of them are read whenever its asker lists the questions: it has long been worth asking again."""
 CHUNKS_AT_ONCE = 50
 
 
@@ -287,9 +290,15 @@ _UNKNOWN = """
     ) AND NOT EXISTS (
         SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
           AND c.kind = 'new' AND c.document_id = %(document)s AND c.asked_at >= q.asked_at
-    )
+    ) AND (
+        SELECT count(*) FROM (
+            SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
+              AND c.kind = 'new' AND c.asked_at >= q.asked_at LIMIT %(most_new)s
+        ) announced
+    ) < %(most_new)s
 """
-"""The question does not know the chunk: it is none of its passages, and none of its document was announced before."""
+"""The question does not know the chunk: it is none of its passages, and none of its document was announced before; nor
+were MOST_NEW documents."""
 
 
 async def _nearest(
@@ -325,7 +334,7 @@ async def _nearest(
                     question=sql.SQL(_QUESTION),
                     unknown=sql.SQL(_UNKNOWN),
                 ),
-                {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST},
+                {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST, "most_new": MOST_NEW},
                 prepare=False,
             )
             rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
@@ -352,6 +361,7 @@ async def _with_its_words(
     for chunk, document, text, created_at in await cursor.fetchall():
         ids = await asyncio.to_thread(_by_words, tenant, text, indexes)
         values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at}
+        values |= {"most_new": MOST_NEW}
         unknowing: list[Question] = []
         while ids and len(unknowing) < NEAREST:  # nearly always the best do not know it
             most = NEAREST - len(unknowing)

@@ -16,7 +16,7 @@ from pipeline.core.identity import document_id
 from pipeline.kafka.producer import Stored
 from pipeline.stores.postgres import Connection
 from query.embedding.embedders import QueryEmbedder
-from query.standing import word_index
+from query.standing import task, word_index
 from query.standing.task import StandingTask
 from query.standing.word_index import WordIndexes, best
 from query.standing.words import of_passage
@@ -119,6 +119,20 @@ async def test_many_questions_of_the_last_minutes_are_read_once(
             index, recent = await indexes.of(connection, tenant)
         assert (len(index.ids), len(recent.ids)) == (4, look)
     assert reads == [tenant]
+
+
+async def test_a_question_about_everything_is_not_announced_for_every_document(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "MOST_NEW", 2)
+    await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    for n in range(3):
+        await world.library.put(document(f"{n}.md", f"{DAM} This is page {n}.", tenant=tenant, acl_tags=["user:ann"]))
+    made = [document(f"{n}.md", "", tenant=tenant) for n in range(3)]
+    new = [event for page in made for event in await events(world, announced(page)) if event.change == "new"]
+    assert len(new) == 2
+    assert len((await show(world, tenant, id_))["new_documents"]) == 2
 
 
 @pytest.mark.parametrize(("state", "change"), [("revoked", "unreadable"), ("retired", "deleted")])
