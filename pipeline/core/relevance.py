@@ -64,7 +64,9 @@ def measure(everyday: Sequence[float], known: Sequence[float]) -> Measured:
     the collection answers; and it moves with the scores, so any increasing linear change of them changes no verdict.
     """
     answered = quantile(known, ANSWERED_SHARE)
-    unrelated = [score for score in everyday if score < answered] or [min(everyday)]
+    unrelated = [score for score in everyday if score < answered]
+    if not unrelated:  # the collection answers all of them: nothing is known of questions that it does not answer
+        return Measured(answered, min(known), quantile(known, 0.5), 0)
     floor = min(answered, quantile(unrelated, UNRELATED_SHARE))
     return Measured(floor, quantile(unrelated, 0.75), quantile(known, 0.5), len(unrelated))
 

@@ -8,8 +8,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from secrets import token_bytes
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 import numpy as np
 import structlog
@@ -35,7 +37,10 @@ if TYPE_CHECKING:  # vectors workers have no access to it
 log = structlog.get_logger()
 
 SAMPLED_CHUNKS = 300
-"""The passages of the random pairs. Their ids are hashes, so the first of them are a fair sample."""
+"""The passages of the random pairs, of which some are known items."""
+RUN_CHUNKS = 10
+"""The sample of a larger collection consists of runs of so many that begin at random ids, because whoever writes
+documents finds texts whose ids are as low as it likes (docs/adr/0116-sampled-passages.md)."""
 KNOWN_ITEMS = 120
 AT_ONCE = 8
 """Questions that a command embeds at the same time. A worker embeds one after another: documents come first."""
@@ -117,14 +122,24 @@ async def calibrate(
 
 
 async def _sample(connection: Connection, generation: Generation) -> tuple[list[str], Vectors]:
+    chunks = sql.Identifier(generation.chunk_table)
     cursor = await connection.execute(
-        sql.SQL("SELECT text, embedding FROM {} ORDER BY id LIMIT %s").format(sql.Identifier(generation.chunk_table)),
-        [SAMPLED_CHUNKS],
-        binary=True,
+        sql.SQL("SELECT text, embedding FROM {} ORDER BY id LIMIT %s").format(chunks), [SAMPLED_CHUNKS], binary=True
     )
     rows = await cursor.fetchall()
+    if len(rows) == SAMPLED_CHUNKS:
+        places = [UUID(bytes=token_bytes(16)) for _ in range(SAMPLED_CHUNKS // RUN_CHUNKS)]
+        cursor = await connection.execute(_RUNS.format(chunks=chunks), [places, RUN_CHUNKS], binary=True)
+        rows = await cursor.fetchall()
     vectors = [v.to_numpy() if hasattr(v, "to_numpy") else v for _, v in rows]
     return [text for text, _ in rows], np.asarray(vectors, dtype=np.float32)
+
+
+_RUNS = sql.SQL("""
+    SELECT DISTINCT ON (c.id) c.text, c.embedding FROM unnest(%s::uuid[]) AS p (place)
+    CROSS JOIN LATERAL (SELECT id, text, embedding FROM {chunks} WHERE id >= p.place ORDER BY id LIMIT %s) c
+    ORDER BY c.id
+""")
 
 
 def _mean_cosine(vectors: Vectors) -> float:

@@ -17,7 +17,7 @@ from pipeline.core.relevance import EVERYDAY as EVERYDAY_QUESTIONS
 from pipeline.core.relevance import Calibration
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import OneModel
-from pipeline.generations.calibration import CalibrationKeeper, calibrate
+from pipeline.generations.calibration import SAMPLED_CHUNKS, CalibrationKeeper, _sample, calibrate
 from pipeline.ledger import generations
 from pipeline.runtime.settings import EmbeddingSettings, dist
 from pipeline.stores import graph
@@ -26,7 +26,7 @@ from query.model import SearchResults
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 from tests.fakes.geometries import FakeGeometry, Vector
-from tests.support.query.library import Library, document
+from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.questions import QUESTIONS
 from tests.support.query.retrieval_kit import find
 
@@ -192,6 +192,19 @@ async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(
     assert facts(noise)["rerank floor"] == "1.500"
     without = await find(library, tenant, "weir prices in winter")
     assert "rerank score" not in facts(without)
+
+
+async def test_who_writes_the_passages_with_the_lowest_ids_does_not_decide_the_floor(stack: Stack) -> None:
+    async with Library.create(stack, WordEmbedder()) as library:
+        gauges = (document(f"{n}.md", f"Gauge {n} of the weir.", tenant="weir") for n in range(2 * SAMPLED_CHUNKS))
+        await library.put(*gauges)
+        async with library.pool.connection() as connection:
+            texts, vectors = await _sample(connection, library.generation)
+        lowest = await library.execute(
+            f"SELECT text FROM {library.generation.chunk_table} ORDER BY id LIMIT {SAMPLED_CHUNKS}"
+        )
+    assert SAMPLED_CHUNKS // 2 < len(texts) == len(vectors) <= SAMPLED_CHUNKS
+    assert not set(texts) <= {text for (text,) in lowest}
 
 
 async def test_the_floor_of_a_reranker_is_measured_on_its_own_scale(stack: Stack) -> None:
