@@ -222,7 +222,7 @@ def _noted(file: Path) -> frozenset[tuple[int, bytes]]:
         try:
             head = json.loads(line[line.index(b"{") :])
             heads.add((int(head["number"]), bytes.fromhex(head["mac"])))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # of a log, most lines are about something else, and some quote what others sent
     if not heads:
         raise typer.BadParameter(f"--noted: {file} has no heads: it must have lines of `penstock trail head --json`")

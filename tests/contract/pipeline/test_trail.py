@@ -322,7 +322,8 @@ async def test_trail_verify_checks_the_records_against_heads_stored_elsewhere(pl
     assert (fine["intact"], fine["keyed"], fine["noted"], fine["findings"]) == (True, True, 1, [])
     assert fine["records"] > 0
     removed = {**head, "mac": "00" * 32}  # the newest line is of a head that got the number of one that was removed
-    kept.write_text('{"a":' * 200_000 + "\n" + f"{json.dumps(removed)}\n{json.dumps(head)}\n")
+    nonsense = '{"a":' * 200_000 + '\n{"number": 1e999, "mac": "00"}\n'
+    kept.write_text(nonsense + f"{json.dumps(removed)}\n{json.dumps(head)}\n")
     done = await penstock(home, "trail", "verify", "--noted", str(kept))
     assert done.exit_code == 1
     assert f"heads-cut-off: head {head['number']}" in done.stdout
