@@ -11,7 +11,7 @@ from query.retrieval.arrange import Hit
 T = TypeVar("T")
 
 MAX_AT_ONCE = 300
-"""What concerns more hits is computed in a thread: with the 2,000 of a page far down it takes a third of a second, and
+"""With more hits, a result is computed in a thread: with the 2,000 of a page far down it takes a third of a second, and
 seconds if their texts are made for it. With fewer it is not, because answers and previews may have taken all threads,
 and the time limit of a search goes on."""
 

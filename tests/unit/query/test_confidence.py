@@ -80,7 +80,7 @@ def test_the_calibrated_floor_counts_for_every_model_and_a_setting_replaces_it(m
     assert (configured.cosine, configured.coverage) == (-1, 2)
 
 
-def test_how_many_passages_there_are_is_not_told_with_the_floor() -> None:
+def test_the_floor_says_nothing_about_how_many_passages_there_are() -> None:
     """They are those of all tenants."""
     few, many = (floors_of(generation(calibration=replace(CALIBRATION, chunks=n)), SETTINGS) for n in (300, 90_000))
     assert few == many

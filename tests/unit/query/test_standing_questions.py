@@ -1,4 +1,4 @@
-"""What is refused before a standing question is answered."""
+"""Standing questions that are refused before they are answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NoPool:
         raise AssertionError("nothing is asked of Postgres")
 
 
-async def test_a_question_with_very_long_filters_is_not_kept() -> None:
+async def test_a_question_with_very_long_filters_is_refused() -> None:
     standing = StandingQuestions(
         cast(Any, NoPool()), cast(Any, None), RetrievalSettings(), most=100, ledger_seconds=10.0
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.types import Message
@@ -14,7 +14,7 @@ SECONDS = 0.05
 """The time limit of the answer."""
 
 
-async def pieces() -> AsyncIterator[str]:
+async def pieces() -> AsyncGenerator[str, None]:
     while True:
         yield "and so on, "
 
@@ -24,7 +24,7 @@ async def test_an_answer_that_a_client_reads_slowly_ends_with_its_time_limit() -
 
     async def written() -> AsyncGenerator[Event, None]:
         try:
-            async with aclosing(pieces()) as model:  # type: ignore[type-var]
+            async with aclosing(pieces()) as model:
                 async for text in model:
                     yield "delta", {"text": text}
         finally:
