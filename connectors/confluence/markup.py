@@ -19,9 +19,9 @@ from typing import TypeAlias
 from bs4 import BeautifulSoup
 from bs4.element import NavigableString, Tag
 from lxml import etree, html  # type: ignore[import-untyped]
-from markdownify import MarkdownConverter
 
 from connectors.references import without_long_numbers
+from pipeline.core.html import Converter
 
 NAMESPACES = {
     "ac": "http://atlassian.com/content",
@@ -478,8 +478,8 @@ class TooLong(Exception):
     """A document is too long as Markdown."""
 
 
-class _Markdown(MarkdownConverter):
-    """The library's conversion, with code fences that name the language and are longer than any fence in the code."""
+class _Markdown(Converter):
+    """The conversion, with code fences that name the language and are longer than any fence in the code."""
 
     def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
         text = str(super().process_tag(node, parent_tags))  # type: ignore[misc]

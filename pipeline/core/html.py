@@ -104,13 +104,32 @@ def _is_hidden(attributes: Any) -> bool:
     return bool(_HIDDEN_STYLE.search(str(attributes.get("style", "")).lower()))
 
 
-class _Converter(MarkdownConverter):
-    """No images (their alternative text stays), and of links only those that lead somewhere."""
+class Converter(MarkdownConverter):
+    """The library's conversion, with lists in time proportional to their items."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._items: Counter[int] = Counter()
         """The items so far of each list that is being converted, by its element's identity."""
+
+    def convert_li(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        """Numbered by counting; the library counts the items before each anew."""
+        bullet = "- "
+        if (parent := element.parent) is not None and parent.name == "ol":
+            bullet = f"{_number(parent.get('start'), 1, _MAX_NUMBER) + self._items[id(parent)]}. "
+            self._items[id(parent)] += 1
+        text = text.strip()
+        if not text:
+            return "\n"
+        indented = "\n".join(" " * len(bullet) + line if line else "" for line in text.split("\n"))
+        return f"{bullet}{indented[len(bullet) :]}\n"
+
+
+class _Converter(Converter):
+    """No images (their alternative text stays), and of links only those that lead somewhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._with_head: dict[int, bool] = {}
         """Tables that have a ``thead``, by their element's identity."""
 
@@ -128,18 +147,6 @@ class _Converter(MarkdownConverter):
         if href.startswith(("http://", "https://", "mailto:")):
             return str(super().convert_a(element, text, parent_tags))  # type: ignore[misc]
         return text
-
-    def convert_li(self, element: Tag, text: str, parent_tags: set[str]) -> str:
-        """Numbered by counting; the library counts the items before each anew."""
-        bullet = "- "
-        if (parent := element.parent) is not None and parent.name == "ol":
-            bullet = f"{_number(parent.get('start'), 1, _MAX_NUMBER) + self._items[id(parent)]}. "
-            self._items[id(parent)] += 1
-        text = text.strip()
-        if not text:
-            return "\n"
-        indented = "\n".join(" " * len(bullet) + line if line else "" for line in text.split("\n"))
-        return f"{bullet}{indented[len(bullet) :]}\n"
 
     def convert_pre(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         if not text:
