@@ -9,6 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 MAX_TAGS = 1_000
+MAX_GROUPS = 100_000
+"""The most tags of a principal in one source."""
 INT64_MAX = 2**63 - 1
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
 from topics.fields import INT64_MAX as INT64_MAX
+from topics.fields import MAX_GROUPS as MAX_GROUPS
 from topics.fields import MAX_TAGS as MAX_TAGS
 from topics.fields import AclTags, ExternalId, Instant, Member, RequiredTags, Text, Version, sorted_unique, storable
 from topics.fields import Metadata as Metadata
@@ -156,7 +157,7 @@ class IdentityChanged(Message):
     kind: ClassVar[Literal["identity.changed.v1"]] = "identity.changed.v1"
     principal: Tag
     """A person or service account, as the source names it."""
-    groups: Annotated[list[Tag], Field(max_length=100_000)]
+    groups: Annotated[list[Tag], Field(max_length=MAX_GROUPS)]
     """All tags that this principal holds in this source; empty when it left. (Never send a tombstone instead.)"""
 
     _unique = field_validator("groups")(sorted_unique)

@@ -28,6 +28,7 @@ from connectors.runner.membership import (
     MembershipTables,
     PublishedSet,
     changed_sets,
+    expressible,
     is_group,
     merge_listing,
     tags_by_principal,
@@ -38,7 +39,7 @@ from pipeline.core.errors import Retryable
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
-from topics.messages import IdentityChanged
+from topics.messages import MAX_GROUPS, IdentityChanged
 from topics.registry import IDENTITIES
 
 log = structlog.get_logger()
@@ -88,6 +89,7 @@ class Identities:
         self._unlisted: str | None = None
         """Why the groups were read by their tags and not by a listing."""
         self._unheld: list[Problem] = []
+        self._cut: list[Problem] = []
         self._held: Collection[str] | None = None
         """All tags that a principal held at the last complete listing."""
         self._is_resumed = False
@@ -108,7 +110,7 @@ class Identities:
         if self._unlisted is not None:
             message = f"groups cannot be listed, so only those with known tags are read, one by one: {self._unlisted}"
             unreadable.append(Problem(self._holder.source, "groups_unlisted", message))
-        return [*self._invalid, *unreadable, *self._unheld]
+        return [*self._invalid, *self._cut, *unreadable, *self._unheld]
 
     @property
     def is_complete(self) -> bool:
@@ -239,7 +241,8 @@ class Identities:
         """Compare every group, and every principal that was ever published."""
         known, published = await self._tables.all_groups(), await self._tables.all_published()
         # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
-        after, held, changed = await asyncio.to_thread(_compare, known, published, listed, at)
+        after, held, changed, cut = await asyncio.to_thread(_compare, known, published, listed, at)
+        self._cut = [] if not cut else [_too_many_tags(self._holder.source, cut)]
         await self._tables.replace_groups(known, after)  # before publishing: needed after a crash
         for start in range(0, len(changed), PRINCIPALS_PER_PAGE):
             await self._publish(changed[start : start + PRINCIPALS_PER_PAGE])
@@ -314,12 +317,23 @@ def _compare(
     published: Mapping[str, PublishedSet],
     listed: Sequence[GroupMembers],
     at: datetime,
-) -> tuple[dict[str, GroupMembers], set[str], list[ChangedSet]]:
-    """Return the groups after a complete listing, all tags that a principal holds, and the sets to publish. Pure."""
+) -> tuple[dict[str, GroupMembers], set[str], list[ChangedSet], int]:
+    """Return the groups after a complete listing, all tags that a principal holds, the sets to publish, and the number
+    of principals who hold more tags than a message can. Pure."""
     after = merge_listing(known, listed, at, None)
     tags = tags_by_principal(after)
     held = set[str]().union(*tags.values())
-    return after, held, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at)
+    cut = sum(len(expressible(of_one)) < len(of_one) for of_one in tags.values())
+    return after, held, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at), cut
+
+
+def _too_many_tags(source: str, principals: int) -> Problem:
+    return Problem(
+        source,
+        "identity_too_large",
+        f"{principals} people hold more than {MAX_GROUPS:,} tags, or more than a message can hold: they hold only the"
+        " first ones in their order; restrict fewer documents one by one",
+    )
 
 
 def _unheld(source: str, documents: Mapping[str, int]) -> Problem:

@@ -8,6 +8,7 @@ principal that is in doubt is published again by any later look, whatever the so
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import defaultdict
@@ -22,6 +23,8 @@ from connectors.source import Cursor
 from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.stores.stored_json import from_jsonb, to_jsonb
+from topics.messages import MAX_GROUPS
+from topics.registry import MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,24 @@ def digest(tags: Collection[str]) -> bytes:
     return hashlib.sha256(json.dumps(sorted(tags), ensure_ascii=False).encode()).digest()
 
 
+MAX_GROUPS_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
+"""The most bytes of a principal's tags in a message, with their separators."""
+
+
+def expressible(tags: frozenset[str]) -> frozenset[str]:
+    """Return the tags that one message can hold: all, or the first ones in their order. Whoever holds fewer tags reads
+    less, and one principal's set stops no other one's."""
+    if len(tags) <= MAX_GROUPS and 6 * sum(map(len, tags)) + 3 * len(tags) <= MAX_GROUPS_BYTES:  # in JSON at worst
+        return tags
+    held, size = list[str](), 0
+    for tag in sorted(tags)[:MAX_GROUPS]:
+        size += len(json.dumps(tag, ensure_ascii=False).encode()) + 1
+        if size > MAX_GROUPS_BYTES:
+            break
+        held.append(tag)
+    return frozenset(held)
+
+
 IN_DOUBT = b""
 """The digest of a principal whose published set is not known."""
 PRINCIPALS_PER_PAGE = 500
@@ -125,7 +146,7 @@ def changed_sets(
     """
     changed = []
     for principal in candidates:
-        tags, last = tags_of.get(principal, frozenset()), published.get(principal)
+        tags, last = expressible(tags_of.get(principal, frozenset())), published.get(principal)
         if last is None:
             if principal in tags_of:
                 changed.append(ChangedSet(principal, tags, at))
@@ -234,9 +255,7 @@ class MembershipTables:
                 await self._write_groups(connection, changed)
                 affected = sorted(await self._affected(connection, known, after))
                 for page in pages(affected):
-                    tags_of = await self._tags_of(connection, page)
-                    published = await self._published(connection, page)
-                    await self._write_in_doubt(connection, changed_sets(tags_of, published, page, at))
+                    await self._write_in_doubt(connection, await self._changed_sets(connection, page, at))
                 await require_lease(connection, self.holder)  # last, as above
                 await self._keep_stamp(connection, changed)
                 if cursor is not None:
@@ -256,8 +275,7 @@ class MembershipTables:
                     [*self._instance, after, PRINCIPALS_PER_PAGE],
                 )
                 page = [row[0] for row in await cursor.fetchall()]
-                tags_of = await self._tags_of(connection, page)
-                return changed_sets(tags_of, await self._published(connection, page), page, at)
+                return await self._changed_sets(connection, page, at)
 
     async def intend(self, batch: Sequence[ChangedSet]) -> None:
         """Record that these sets are about to be published: from now on their principals are in doubt."""
@@ -268,6 +286,7 @@ class MembershipTables:
 
     async def confirm(self, batch: Sequence[ChangedSet]) -> None:
         """Record that Kafka has these sets. A principal that another process has marked since then stays in doubt."""
+        digests = await asyncio.to_thread(lambda: [digest(changed.tags) for changed in batch])
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -275,8 +294,8 @@ class MembershipTables:
                     "UPDATE connector_principals SET digest = %s WHERE tenant = %s AND source = %s AND principal = %s"
                     " AND digest = '' AND observed_at = %s",
                     [
-                        (digest(changed.tags), *self._instance, changed.principal, changed.observed_at)
-                        for changed in batch
+                        (published, *self._instance, changed.principal, changed.observed_at)
+                        for published, changed in zip(digests, batch, strict=True)
                     ],
                 )
 
@@ -386,7 +405,13 @@ class MembershipTables:
             level = outer - above
             above |= outer
         stamp = datetime.min  # not used by ``tags_by_principal``
-        return tags_by_principal({tag: GroupMembers(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above})
+        groups = {tag: GroupMembers(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above}
+        return await asyncio.to_thread(tags_by_principal, groups)
+
+    async def _changed_sets(self, connection: Connection, page: Sequence[str], at: datetime) -> list[ChangedSet]:
+        """In a thread: five hundred people with ten thousand tags each take seconds."""
+        tags_of, published = await self._tags_of(connection, page), await self._published(connection, page)
+        return await asyncio.to_thread(changed_sets, tags_of, published, page, at)
 
     async def _containing(
         self, connection: Connection, column: Literal["members", "of"], names: Sequence[str]
