@@ -10,7 +10,7 @@ from datetime import datetime
 
 from connectors.runner.compare import Decision, Event, Observation, decide, decide_access, is_storable_id
 from connectors.runner.rows import Rows
-from connectors.source import Cursor, Entry, Listed
+from connectors.source import Cursor, Document, Entry, Listed
 from pipeline.core.model import Lane
 from pipeline.kafka.client import certain, deliver
 from pipeline.kafka.producer import Producer
@@ -51,6 +51,8 @@ DELIVERY_SECONDS = 60.0
 """How long Kafka may take to acknowledge the events of one page."""
 MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 """Content of one page that is sent before Kafka has to acknowledge it."""
+TURN_CHARACTERS = 1024 * 1024
+"""Content that is compared before other tasks have a turn: fifty documents of 4 MiB take seconds."""
 MAX_MARKED_DOCUMENTS = 100
 """Documents that are marked as in doubt at once: each waits for the pages of all of them, and a page takes as long as
 Kafka does."""
@@ -113,7 +115,11 @@ class Publisher:
         at = _read_at(entries, at)
         async with self._locks.hold(by_id):
             known = await self.rows.find([id_ for id_ in by_id if is_storable_id(id_)]) if by_id else {}
-            decisions = [decide(known.get(id_), entry, self._observation(at)) for id_, entry in by_id.items()]
+            decisions, characters = list[Decision](), 0
+            for id_, entry in by_id.items():
+                decisions.append(decide(known.get(id_), entry, self._observation(at)))
+                if (characters := characters + _length(entry)) > TURN_CHARACTERS:
+                    characters = await asyncio.sleep(0, 0)
             return await self._publish_decisions(decisions, at, lane, full=full, changes=changes)
 
     async def publish_access(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
@@ -171,6 +177,10 @@ class Publisher:
 
     def _observation(self, at: datetime) -> Observation:
         return Observation(tenant=self.rows.holder.tenant, source=self.rows.holder.source, at=at)
+
+
+def _length(entry: Entry) -> int:
+    return len(entry.content) if isinstance(entry, Document) else 0
 
 
 def _read_at(entries: Iterable[Entry | Listed], at: datetime) -> datetime:

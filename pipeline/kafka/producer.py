@@ -27,6 +27,8 @@ from topics.registry import INTAKE, MAX_MESSAGE_BYTES, Topic
 REQUEST_SECONDS = 30.0
 """How long ``send`` waits for room or for the topic's partitions."""
 CLOSE_SECONDS = 10.0
+TURN_BYTES = 256 * 1024
+"""After a message of more, other tasks have a turn: it takes milliseconds to encode, and a caller may send hundreds."""
 
 _HARMLESS = (
     TimeoutError,
@@ -137,6 +139,8 @@ class Producer:
             raise ValueError(f"{message.kind} does not belong on {topic.name}")
         sending = self._trace(self._prefix + topic.name, message) if traceparent is None else None
         record = encode(message, traceparent=sending.traceparent if sending else traceparent)
+        if len(record.value) > TURN_BYTES:
+            await asyncio.sleep(0)
         headers = record.headers
         if self._sign is not None and topic in INTAKE:
             headers = self._sign(self._prefix + topic.name, record.key, record.value, headers)

@@ -13,15 +13,16 @@ import pytest
 from connectors.clock import Clock, version_at
 from connectors.runner.compare import Row
 from connectors.runner.identities import Identities, _compare
-from connectors.runner.membership import ChangedSet, GroupMembers, PublishedSet, changed_sets, digest
+from connectors.runner.membership import ChangedSet, GroupMembers, PublishedSet, changed_sets, digest, expressible
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, LeaseLost
 from connectors.source import Document, Entry, Gone, Listed
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.kafka.producer import Delivery, DeliveryUnknown, Stored
-from topics.messages import AnyMessage
-from topics.registry import Topic
+from topics.codec import encode
+from topics.messages import MAX_CONTENT_BYTES, MAX_GROUPS, AnyMessage, IdentityChanged
+from topics.registry import MAX_MESSAGE_BYTES, Topic
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 HOLDER = Holder("t", "s", 1)
@@ -189,9 +190,59 @@ def test_a_changed_membership_has_a_later_observation_time_than_the_last_one() -
 def test_a_principal_missing_from_all_group_listings_holds_no_groups() -> None:
     published = {"ann": PublishedSet(digest(["staff"]), AT), "bob": PublishedSet(digest(["staff"]), AT)}
     listed = [GroupMembers("staff", ("bob",), (), AT + timedelta(seconds=1))]
-    _, held, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
+    _, held, changed, _ = _compare({}, published, listed, AT + timedelta(seconds=1))
     assert held == {"staff"}
     assert [(change.principal, change.tags) for change in changed] == [("ann", frozenset())]
+
+
+async def test_other_tasks_have_turns_while_large_documents_are_compared() -> None:
+    """A page of fifty documents of 4 MiB stopped all connectors of the process for seconds."""
+    turns: list[int] = []
+
+    async def others(desk: Desk) -> None:
+        while not desk.calls:  # the intent follows the comparison
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    desk = Desk()
+    waiting = asyncio.create_task(others(desk))
+    await asyncio.sleep(0)
+    before = len(turns)
+    await desk.publish(*(document("a" * MAX_CONTENT_BYTES, external_id=f"{n}") for n in range(6)))
+    await waiting
+    assert len(turns) - before >= 6
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        frozenset(f"issue:{n}" for n in range(MAX_GROUPS + 10)),
+        frozenset(f"{n:05}{chr(1) * 490}" for n in range(12_000)),
+        frozenset(f"{n:05}{chr(0x4E00) * 490}" for n in range(30_000)),
+    ],
+    ids=["many", "long in JSON", "long in UTF-8"],
+)
+async def test_somebody_with_more_tags_than_a_message_holds_stops_nobody_elses(tags: frozenset[str]) -> None:
+    """The message was refused, and with it those of all other people of the source: nobody lost a group any more."""
+    bob = GroupMembers("staff", ("bob",), (), AT)
+    groups = [bob, *(GroupMembers(tag, ("ann",), (), AT) for tag in tags)]
+    _, _, changed, cut = _compare({}, {}, groups, AT)
+    assert cut == 1
+    desk = Desk()
+    await desk.tell(changed)
+    sent = {message.principal: message for _, message in desk.sent if isinstance(message, IdentityChanged)}
+    assert sent["bob"].groups == ["staff"]
+    held = sent["ann"].groups
+    assert held == sorted(tags)[: len(held)]
+    assert len(held) > 5_000
+    assert len(encode(sent["ann"]).value) <= MAX_MESSAGE_BYTES
+    published = {change.principal: PublishedSet(digest(change.tags), AT) for change in changed}
+    assert _compare({}, published, groups, AT)[2] == []  # what does not fit is not published again and again
+
+
+def test_tags_that_fit_are_all_held() -> None:
+    tags = frozenset(f"{n:05}{chr(0x4E00) * 80}" for n in range(50_000))
+    assert expressible(tags) == tags
 
 
 def test_observation_times_never_go_back_even_if_the_clock_does() -> None:
