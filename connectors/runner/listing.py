@@ -1,9 +1,13 @@
-"""The external ids of a listing, which the end of a sweep compares with the rows."""
+"""What a listing has shown, and what it could not show, which the end of a sweep compares with the rows."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+
+from connectors.runner.rows import SweepRow
+from connectors.source import Unlisted
 
 
 class ListedIds:
@@ -33,3 +37,38 @@ class ListedIds:
         hashes = np.fromiter(map(hash, external_ids), np.int64, len(external_ids))
         are_listed = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
         return [external_id for external_id, is_listed in zip(external_ids, are_listed, strict=True) if not is_listed]
+
+
+class Prefixes:
+    """Beginnings of external ids. An id is looked up in time that hardly depends on their number: whoever writes a
+    store may have a hundred thousand folders set aside."""
+
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        self._sorted: list[str] = []
+        """In order, and none within another one."""
+        for prefix in sorted(prefixes):
+            if not self._sorted or not prefix.startswith(self._sorted[-1]):
+                self._sorted.append(prefix)
+
+    def __contains__(self, external_id: str) -> bool:
+        """Whether the id begins with any of them: with the last one that does not come after it."""
+        at = bisect_right(self._sorted, external_id)
+        return at > 0 and external_id.startswith(self._sorted[at - 1])
+
+
+class UnlistedParts:
+    """The parts of a source that could not be listed, without single documents."""
+
+    def __init__(self, parts: Iterable[Unlisted]) -> None:
+        places = [part for part in parts if not part.is_document]
+        self._prefixes = Prefixes(part.id_prefix for part in places if part.id_prefix is not None)
+        tags = {part.tag for part in places if part.id_prefix is None}
+        self._may_hold_all = None in tags
+        self._tags = tags - {None}
+
+    def may_hold(self, row: SweepRow) -> bool:
+        """Return whether a document may belong to one of these parts. One without tags, whose access was not known, may
+        belong to any that has no prefix."""
+        if self._may_hold_all or row.external_id in self._prefixes:
+            return True
+        return bool(self._tags) and (not row.acl_tags or not self._tags.isdisjoint(row.acl_tags))

@@ -16,10 +16,10 @@ from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.freshness import Listing
 from connectors.runner.guard import LIKELY_REASON, is_failing, is_mass_deletion
-from connectors.runner.listing import ListedIds
+from connectors.runner.listing import ListedIds, Prefixes, UnlistedParts
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import PAGE, Rows, SweepRow
+from connectors.runner.rows import PAGE, Rows
 from connectors.runner.state import State
 from connectors.set_aside import UNEXPECTED, SetAside
 from connectors.source import Entry, Gone, Listed, Source, Unlisted, Unreadable
@@ -112,7 +112,7 @@ class Sweep:
                 self._between_pages()
         self._set_aside.replace("listing", {part.part: part.reason for part in unlisted})
         if closed := [part.id_prefix for part in unlisted if part.is_closed and part.id_prefix is not None]:
-            tally += await self._close(started, tuple(closed), at)
+            tally += await self._close(started, Prefixes(closed), at)
         _require_working(unlisted, listed)  # after what nobody may read any more is closed
         tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
         left_out = unlisted or self.problems or tally["late"] or tally["invalid"]
@@ -241,12 +241,12 @@ class Sweep:
             await self._rows.mark_unlisted(missing[start : start + PAGE], started)
         await self._state.set_guard({"missing": len(missing), "published": known, "at": started.isoformat()})
 
-    async def _close(self, started: datetime, prefixes: tuple[str, ...], at: datetime) -> Counter[str]:
+    async def _close(self, started: datetime, prefixes: Prefixes, at: datetime) -> Counter[str]:
         """Publish that nobody may read the documents whose ids begin with any of these prefixes."""
         tally, after = Counter[str](), ""
         while True:
             page = await self._rows.sweep_page(started, after)
-            ids = [row.external_id for row in page if row.acl_tags and row.external_id.startswith(prefixes)]
+            ids = [row.external_id for row in page if row.acl_tags and row.external_id in prefixes]
             if ids:
                 tally += await self._publisher.publish_access(_without_readers(ids), at)
             if len(page) < PAGE:
@@ -259,14 +259,14 @@ class Sweep:
         """Return what neither the listing nor a read has shown since ``started``, outside of the parts that could not
         be listed: the ids of published documents, and the ids of other rows. The third value is the number of published
         documents."""
-        published, others, known = list[str](), list[str](), 0
+        published, others, known, set_aside = list[str](), list[str](), 0, UnlistedParts(parts)
         after: str | None = ""
         while after is not None:
             page = await self._rows.sweep_page(started, after)
             known += sum(row.is_published for row in page)
             unlisted = set(listed_ids.lacks([row.external_id for row in page]))
             for row in page:
-                if row.is_unchanged and row.external_id in unlisted and not _may_be_within(row, parts):
+                if row.is_unchanged and row.external_id in unlisted and not set_aside.may_hold(row):
                     (published if row.is_published else others).append(row.external_id)
             after = page[-1].external_id if len(page) == PAGE else None
             self._between_pages()
@@ -295,15 +295,3 @@ def _with_access_of(listed: Listed, entry: Unreadable) -> Unreadable:
 
 def _without_readers(ids: Sequence[str]) -> dict[str, Listed]:
     return {id_: Listed(external_id=id_, acl_tags=()) for id_ in ids}
-
-
-def _may_be_within(row: SweepRow, parts: Sequence[Unlisted]) -> bool:
-    """Return whether a document may belong to one of these parts. One without tags, whose access was not known, may
-    belong to any that has no prefix."""
-    return any(_may_hold(part, row) for part in parts if not part.is_document)
-
-
-def _may_hold(part: Unlisted, row: SweepRow) -> bool:
-    if part.id_prefix is not None:
-        return row.external_id.startswith(part.id_prefix)
-    return part.tag is None or not row.acl_tags or part.tag in row.acl_tags
