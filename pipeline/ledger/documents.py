@@ -366,6 +366,23 @@ class Superseded:
     text: str
 
 
+async def stored_bytes(
+    connection: Connection, deleted: Collection[UUID], overwritten: Collection[UUID]
+) -> dict[UUID, int]:
+    """The bytes of text that a batch which deletes these documents loads of each: ``load_superseded``, and for those
+    that it also upserts ``load_current``. Reads no text."""
+    if not deleted:
+        return {}
+    cursor = await connection.execute(
+        "SELECT id, sum(size)::bigint FROM ("
+        "SELECT document_id AS id, octet_length(text) AS size FROM superseded WHERE document_id = ANY(%s)"
+        " UNION ALL SELECT document_id, octet_length(text) FROM document_bodies WHERE document_id = ANY(%s)"
+        ") stored GROUP BY id",
+        [list(deleted), list(overwritten)],
+    )
+    return dict(await cursor.fetchall())
+
+
 async def load_superseded(connection: Connection, ids: Collection[UUID]) -> dict[UUID, list[Superseded]]:
     """The superseded revisions of these documents."""
     if not ids:

@@ -64,6 +64,10 @@ backfill goes on for the other store."""
 MAX_PROMPT_COST = 250
 """Where converting the HTML of a batch costs more (in small documents; a quarter of a second), its other events are
 accepted before: a revocation does not wait for somebody's large page."""
+MAX_STORED_BYTES = 16 * 1024 * 1024
+"""Text that the ledger has of the documents that a batch deletes, and that they may be brought back with. A document
+has up to eight such texts of 4 MiB, and a batch of deletes is a kilobyte: where there is more, it is accepted in
+parts."""
 EXCESS_NANOSECONDS = 50_000_000
 """A document that takes so much more of the processor than its size suggests is charged for it afterwards."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
@@ -275,9 +279,20 @@ class Detect:
         return monotonic() - changed_at < STALLED_STORE_SECONDS
 
     async def _accept(self, arrivals: Sequence[Arrival], spent: Counter[UUID]) -> None:
-        """Write what these events change to the ledger in one transaction, announce losses of access, and send hints.
-        Adds to ``spent`` the nanoseconds of processor that each document took. Raises Retryable; the ledger may hold
-        the changes by then."""
+        """Write what these events change to the ledger, announce losses of access, and send hints. Adds to ``spent``
+        the nanoseconds of processor that each document took. Raises Retryable; the ledger may hold the changes by
+        then."""
+        stored = dict[UUID, int]()
+        if deleted := {arrival.identity.id for arrival in arrivals if isinstance(arrival.event, Delete)}:
+            upserted = {arrival.identity.id for arrival in arrivals if isinstance(arrival.event, Upsert)}
+            with translated("ledger"):
+                async with self._pool.connection() as connection:
+                    stored = await documents.stored_bytes(connection, deleted, deleted & upserted)
+        for part, size in parted(arrivals, stored):
+            await self._accept_part(part, size, spent)
+
+    async def _accept_part(self, arrivals: Sequence[Arrival], stored: int, spent: Counter[UUID]) -> None:
+        """As ``_accept``, in one transaction. stored: the bytes of text that it loads of deleted documents."""
         identities = [arrival.identity for arrival in arrivals]
         with translated("ledger"):
             async with self._pool.connection() as connection:
@@ -285,7 +300,11 @@ class Detect:
                 writable = await generations.writable(connection)
             async with self._large.place([arrival.text or "" for arrival in arrivals]):
                 predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
-            async with self._pool.connection() as connection, connection.transaction():
+            async with (
+                self._large.place_for(stored),
+                self._pool.connection() as connection,
+                connection.transaction(),
+            ):
                 await generations.keep_unchanged(connection)
                 writable = await generations.writable(connection)
                 known = await documents.lock(connection, identities)
@@ -377,6 +396,23 @@ def _prompt_first(accepted: Sequence[tuple[DocumentEvent, Incoming]]) -> list[li
         return [list(accepted)]
     slow = [(message, record) for message, record in accepted if cost(message) > 1]
     return [[(message, record) for message, record in accepted if cost(message) == 1], slow]
+
+
+def parted(arrivals: Sequence[Arrival], stored: Mapping[UUID, int]) -> list[tuple[list[Arrival], int]]:
+    """The batch in parts of at most MAX_STORED_BYTES or one document, each with its bytes. All events of a document are
+    in one part, in their order. stored: the bytes by document."""
+    parts: list[tuple[list[Arrival], int]] = [([], 0)]
+    part_of: dict[UUID, int] = {}
+    for arrival in arrivals:
+        id_ = arrival.identity.id
+        if id_ not in part_of:
+            size, (_, held) = stored.get(id_, 0), parts[-1]
+            if held and held + size > MAX_STORED_BYTES:
+                parts.append(([], 0))
+            part_of[id_] = len(parts) - 1
+            parts[-1] = parts[-1][0], parts[-1][1] + size
+        parts[part_of[id_]][0].append(arrival)
+    return parts
 
 
 def _groups(message: DocumentUpserted, producer: str | None) -> list[tuple[str, str]]:

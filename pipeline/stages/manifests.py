@@ -29,7 +29,11 @@ class LargeTexts:
 
     def place(self, texts: Sequence[str]) -> AbstractAsyncContextManager[object]:
         """Around work on these texts: it holds a place if one of them is large."""
-        return self._places if any(len(text) > LARGE_CHARACTERS for text in texts) else nullcontext()
+        return self.place_for(max(map(len, texts), default=0))
+
+    def place_for(self, characters: int) -> AbstractAsyncContextManager[object]:
+        """The same around work on texts that together have so many characters."""
+        return self._places if characters > LARGE_CHARACTERS else nullcontext()
 
 
 def build_manifest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,19 @@ _INSERT = f"INSERT INTO superseded AS s (document_id, {', '.join(REVISION_COLUMN
 @statement("metadata, text FROM superseded WHERE document_id = ANY(%s)")
 def _load_superseded(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(k[0], *(row[c] for c in REVISION_COLUMNS)) for k, row in tx.rows("superseded") if k[0] in p[0]]
+
+
+@statement("SELECT document_id AS id, octet_length(text) AS size FROM superseded")
+def _stored_bytes(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    deleted, overwritten = p
+    sizes = Counter[UUID]()
+    for key, row in tx.rows("superseded"):
+        if key[0] in deleted:
+            sizes[key[0]] += len(row["text"].encode())
+    for id_ in overwritten:
+        if (body := tx.get("document_bodies", id_)) is not None:
+            sizes[id_] += len(body["text"].encode())
+    return list(sizes.items())
 
 
 def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:

@@ -134,6 +134,7 @@ async def test_hot_statements_read_few_rows_in_a_large_ledger(ledger: AsyncConne
         "announcements": lambda c: arrivals.ready_to_announce(c, ids),
         "detect's look": lambda c: documents.peek(c, ids),
         "what is superseded": lambda c: documents.load_superseded(c, ids),
+        "its size": lambda c: documents.stored_bytes(c, ids, ids),
         "pruning it": lambda c: documents.prune_superseded(c, ids),
         "a sink's work": lambda c: work.load(c, "g1", "vectors", ids),
         "a sink's lock": lambda c: work.lock_wants(c, "g1", "keywords", ids),

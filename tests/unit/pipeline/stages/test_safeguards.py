@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from pipeline.core.model import Manifest
 from pipeline.ledger import bulks, documents, work
 from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.documents import Known
-from pipeline.stages import keywords, manifests
+from pipeline.stages import detect, keywords, manifests
 from pipeline.stages.announce import Announcer
 from pipeline.stages.detect import _build_manifests, _Chunked
 from pipeline.stages.events import to_arrival
@@ -478,3 +478,31 @@ async def test_few_large_texts_are_cut_at_the_same_time(monkeypatch: pytest.Monk
     most = 0
     await asyncio.gather(*(cut("small") for _ in range(16)))
     assert most == 16
+
+
+def test_a_batch_of_deletes_loads_few_texts_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 32 documents has up to eight texts of 4 MiB that a delete may bring back, in each of sixteen lanes: a few
+    kilobytes of deletes ended detect again and again."""
+    names = [f"{NAME}{n}" for n in range(6)]
+
+    def events(kind: type[AnyMessage], second: int, **fields: Any) -> list[Incoming]:
+        return [bench.incoming(bench.event(kind, second, external_id=name, **fields)) for name in names]
+
+    bench.run(bench.detect.handle(events(DocumentUpserted, 10, version=9, content="the higher version")))
+    bench.run(bench.detect.handle(events(DocumentUpserted, 30, version=1, content="the later one")))
+    monkeypatch.setattr(detect, "MAX_STORED_BYTES", 2 * len("the later one\n"))
+    monkeypatch.setattr(manifests, "LARGE_CHARACTERS", 10)
+    loaded: list[tuple[int, bool]] = []
+    load = documents.load_superseded
+
+    async def watched(connection: Any, ids: Collection[UUID]) -> Any:
+        found = await load(connection, ids)
+        loaded.append((len(found), bench.detect._large._places._value < manifests.LARGE_AT_ONCE))
+        return found
+
+    monkeypatch.setattr(documents, "load_superseded", watched)
+    bench.run(bench.detect.handle([*events(DocumentDeleted, 20), *events(AccessChanged, 40, acl_tags=["board"])]))
+    assert loaded == [(2, True)] * 3
+    for name in names:
+        row = bench.tables["documents"][document_id(TENANT, SOURCE, name),]
+        assert (row["version"], row["deleted_at"]) == (1, None)
