@@ -32,6 +32,7 @@ from connectors.confluence.client import (
     search_changes,
     selected_spaces,
 )
+from connectors.confluence.content import MAX_STORAGE_CHARACTERS
 from connectors.confluence.model import (
     Change,
     Comment,
@@ -214,8 +215,9 @@ def is_complete_chain(page: Content, above: Sequence[str], parents: Mapping[str,
 
 
 async def page_comments(api: Api, page: Content) -> list[Comment]:
-    """Read at most MAX_COMMENTS comments of a page, with their replies."""
+    """Read at most MAX_COMMENTS comments of a page, with their replies, and no more than a document can hold."""
     comments: list[Comment] = []
+    length = 0
     for kind in ("footer-comments", "inline-comments"):
         pending: list[tuple[str, str | None]] = [(f"api/v2/{page.kind}s/{path_segment(page.id)}/{kind}", None)]
         while pending and len(comments) < MAX_COMMENTS:
@@ -224,6 +226,9 @@ async def page_comments(api: Api, page: Content) -> list[Comment]:
                 with reading_data():
                     comment = client.comment_v2(json, parent)
                 comments.append(comment)
+                length += len(comment.body)
+                if len(comments) >= MAX_COMMENTS or length > MAX_STORAGE_CHARACTERS:
+                    return comments
                 pending.append((f"api/v2/{kind}/{path_segment(comment.id)}/children", comment.id))
     return comments
 

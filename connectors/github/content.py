@@ -130,13 +130,7 @@ def document(kind: Kind, repository: Repository, item: Json, public: Collection[
     content = RECORD_SEPARATOR.join(texts)
     id, tags = external_id(repository.id, int(item["number"])), acl_tags(repository, public)
     if len(content.encode()) > MAX_CONTENT_BYTES:
-        return Unreadable(
-            external_id=id,
-            code="too_large",
-            message=f"the {SINGULAR[kind]} with its {len(texts)} comments is larger than 4 MiB: continue in a new one",
-            acl_tags=tags,
-            revision=revision(repository, item),
-        )
+        return too_large(kind, repository, item, public)
     labels, milestone = _names(item), (item.get("milestone") or {}).get("title")
     return Document(
         external_id=id,
@@ -158,6 +152,17 @@ def document(kind: Kind, repository: Repository, item: Json, public: Collection[
             **({"milestone": milestone} if milestone else {}),
             **({"category": item["category"]["name"], "answered": bool(item["isAnswered"])} if _asks(item) else {}),
         },
+    )
+
+
+def too_large(kind: Kind, repository: Repository, item: Json, public: Collection[str]) -> Unreadable:
+    """Return the entry for a document that no message can hold."""
+    return Unreadable(
+        external_id=external_id(repository.id, int(item["number"])),
+        code="too_large",
+        message=f"the {SINGULAR[kind]} with its comments is larger than 4 MiB: continue in a new one",
+        acl_tags=acl_tags(repository, public),
+        revision=revision(repository, item),
     )
 
 

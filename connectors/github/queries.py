@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from connectors.github.client import Api, Json
 from connectors.github.options import Kind
+from connectors.rows import size_of
 from pipeline.core.errors import Retryable
 
 CONNECTIONS: Mapping[Kind, str] = {
@@ -23,6 +24,9 @@ _TYPES: Mapping[Kind, str] = {"issues": "Issue", "pull_requests": "PullRequest",
 Detail = Literal["Listed", "Read"]
 """The fields of a document to request: the ones of its revision, or all."""
 Order = Literal["CREATED_AT", "UPDATED_AT"]
+MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
+"""The most memory that the comments of one document take: a text of 4 MiB takes up to four times as much. GitHub allows
+2,500 comments of 64 kB."""
 PROBED_UPDATES = 10
 """The newest documents of each kind that one request shows for many repositories."""
 PROBED_REPOSITORIES = 20
@@ -235,9 +239,28 @@ async def updates(api: Api, repositories: Sequence[Repository]) -> Mapping[int, 
     }
 
 
-async def rest(api: Api, id: str, type_: str, connection: str, first: Any) -> list[Json]:
-    """Return all nodes of a connection of which ``first`` is the first page. ``connection`` uses ``$after``."""
-    rows, after = nodes(first), following(first)
+class TooMuchText(Exception):
+    """No document can hold all comments."""
+
+
+class _Room:
+    """The memory that the comments of one document may still take."""
+
+    def __init__(self) -> None:
+        self._left = MAX_DOCUMENT_BYTES
+
+    def take(self, rows: list[Json]) -> list[Json]:
+        """Return the rows. Raises TooMuchText."""
+        self._left -= size_of(rows, self._left)
+        if self._left < 0:
+            raise TooMuchText
+        return rows
+
+
+async def _rest(api: Api, id: str, type_: str, connection: str, first: Any, room: _Room) -> list[Json]:
+    """Return all nodes of a connection of which ``first`` is the first page. ``connection`` uses ``$after``. Raises
+    TooMuchText."""
+    rows, after = room.take(nodes(first)), following(first)
     name = connection.partition("(")[0]
     text = f"query($id: ID!, $after: String) {{ node(id: $id) {{ ... on {type_} {{ {connection} }} }} }}{_COMMENT}"
     while after is not None:
@@ -245,25 +268,26 @@ async def rest(api: Api, id: str, type_: str, connection: str, first: Any) -> li
         if not data.get("node"):  # it was deleted meanwhile: the next poll or sweep reads what is left
             raise Retryable("a document was deleted while it was read")
         page = data["node"][name]
-        rows += nodes(page)
+        rows += room.take(nodes(page))
         after = following(page)
     return rows
 
 
 async def complete(api: Api, kind: Kind, item: Json) -> Json:
-    """Return a document with the comments that are not on their first page."""
+    """Return a document with the comments that are not on their first page. Raises TooMuchText."""
+    room = _Room()
     if kind == "discussions":
-        comments = await rest(api, item["id"], "Discussion", DISCUSSION_COMMENTS, item["comments"])
+        comments = await _rest(api, item["id"], "Discussion", DISCUSSION_COMMENTS, item["comments"], room)
         for number, comment in enumerate(comments):
-            replies = await rest(api, comment["id"], "DiscussionComment", REPLIES, comment["replies"])
+            replies = await _rest(api, comment["id"], "DiscussionComment", REPLIES, comment["replies"], room)
             comments[number] = {**comment, "replies": {"nodes": replies}}
         return {**item, "comments": {"nodes": comments}}
     type_ = _TYPES[kind]
-    item = {**item, "comments": {"nodes": await rest(api, item["id"], type_, COMMENTS, item["comments"])}}
+    item = {**item, "comments": {"nodes": await _rest(api, item["id"], type_, COMMENTS, item["comments"], room)}}
     if kind == "issues":
         return item
-    reviews = await rest(api, item["id"], type_, REVIEWS, item["reviews"])
+    reviews = await _rest(api, item["id"], type_, REVIEWS, item["reviews"], room)
     for number, review in enumerate(reviews):
-        comments = await rest(api, review["id"], "PullRequestReview", REVIEW_COMMENTS, review["comments"])
+        comments = await _rest(api, review["id"], "PullRequestReview", REVIEW_COMMENTS, review["comments"], room)
         reviews[number] = {**review, "comments": {"nodes": comments}}
     return {**item, "reviews": {"nodes": reviews}}

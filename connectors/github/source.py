@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -23,6 +24,7 @@ from connectors.github.content import (
     split_id,
     split_wiki_id,
     tag,
+    too_large,
 )
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
@@ -52,6 +54,8 @@ from pipeline.runtime.tasks import gather_or_cancel
 
 READ_AT_ONCE = 10
 """Documents that one request reads by number: GitHub ends a request that takes longer than ten seconds."""
+COMPLETED_AT_ONCE = 4
+"""Documents of which all comments are in memory at the same time."""
 UPDATES_PER_PAGE = 50
 
 
@@ -88,6 +92,7 @@ class GitHub:
         self._directory = Directory(self._api, options)
         self._received = Received(context.memory)
         self._failures = Failures()
+        self._completing = asyncio.Semaphore(COMPLETED_AT_ONCE)
         self._wikis = Wikis(self._api, options, context, self._directory, self._failures)
 
     async def close(self) -> None:
@@ -383,8 +388,11 @@ class GitHub:
     async def _entry(self, place: Repository, name: str, kind: Kind, item: Json) -> Entry | None:
         try:
             with reading_data():
-                complete = await queries.complete(self._api, kind, item)
-                return document(kind, place, complete, self._options.public_acl_tags)
+                async with self._completing:
+                    complete = await queries.complete(self._api, kind, item)
+                    return document(kind, place, complete, self._options.public_acl_tags)
+        except queries.TooMuchText:
+            return too_large(kind, place, item, self._options.public_acl_tags)
         except BadData as error:
             if not name.isdecimal():
                 self._context.set_aside.add("listing", f"{SINGULAR[kind]} {name} of {place.name}", error)

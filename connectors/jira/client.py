@@ -18,9 +18,11 @@ from urllib.parse import quote
 from connectors.atlassian import Person
 from connectors.errors import BadData
 from connectors.jira import model
+from connectors.jira.content import without_text
 from connectors.jira.model import Comment, Holders, Issue, Json, Project, Rules, holders, is_reader, person
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects
+from connectors.rows import size_of
 from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, read_isolated, reading_data
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
@@ -57,6 +59,8 @@ MAX_PROJECTS_IN_JQL = 40
 """With more projects than this a search does not name them, because they are part of the URL."""
 FAILING_SECONDS = 5.0
 """Attempts at a request that Jira answers with 5xx; after them less is requested."""
+MAX_COMMENTS_BYTES = 16 * 1024 * 1024
+"""The most memory that the texts of an issue's comments take. Jira allows 5,000 comments of 32 kB."""
 PER_PAGE = 50
 """People and projects on a page: the most that Jira returns at once."""
 PEOPLE_AT_ONCE = 100
@@ -180,7 +184,7 @@ class _Jira:
         jql = f'project = "{project.key}" ORDER BY created ASC, key ASC'
         try:
             rows, following = await self._search(jql, _fields(extra, full=full), position, size)
-            issues, failed = await self._complete(rows)
+            issues, failed = await self._complete(rows, full=full)
         except (ServerFailed, TooLarge):
             # A single issue that Jira cannot render fails every response that contains it.
             rows, following = await self._search(jql, ("project",), position, size)
@@ -198,8 +202,9 @@ class _Jira:
     ) -> tuple[Sequence[Json], Position | None]:
         """Return one page of results, and the position of the next. Raises CursorExpired."""
 
-    async def _complete(self, rows: Iterable[Json]) -> tuple[list[Issue], dict[str, PenstockError]]:
-        """Parse issues, and read the comments of those of which a response holds only some."""
+    async def _complete(self, rows: Iterable[Json], *, full: bool) -> tuple[list[Issue], dict[str, PenstockError]]:
+        """Parse issues, and read the comments of those of which a response holds only some; their texts only with
+        ``full``."""
         issues: list[Issue] = []
         failed: dict[str, PenstockError] = {}
         for number, row in enumerate(rows, 1):
@@ -208,7 +213,9 @@ class _Jira:
                 with reading_data():
                     issue = model.issue(row)
                 if self._needs_comments and issue.comments_total > len(issue.comments):
-                    issue = replace(issue, comments=await self._comments(issue.id))
+                    issue = replace(issue, comments=await self._comments(issue.id, full=full))
+                elif not full:
+                    issue = replace(issue, comments=tuple(map(without_text, issue.comments)))
             except Missing:
                 continue  # it was deleted meanwhile
             except PenstockError as error:
@@ -219,13 +226,19 @@ class _Jira:
                 issues.append(issue)
         return issues, failed
 
-    async def _comments(self, issue: str) -> tuple[Comment, ...]:
+    async def _comments(self, issue: str, *, full: bool) -> tuple[Comment, ...]:
+        """Read all comments of an issue; without texts where no document can hold them."""
         comments: dict[str, Comment] = {}
+        left = MAX_COMMENTS_BYTES
         pages = self._pages(f"issue/{issue}/comment", "comments", maxResults=PER_PAGE, expand=self.rendered)
         async for json in pages:
             with reading_data():
                 comment = model.comment(json)
-            comments[comment.id] = comment
+                if full and left >= 0:
+                    left -= size_of([comment.body, comment.rendered], left)
+                    if left < 0:
+                        comments = {id: without_text(known) for id, known in comments.items()}
+                comments[comment.id] = comment if full and left >= 0 else without_text(comment)
         return tuple(comments.values())
 
     async def changed(self, projects: Projects, minutes: int) -> Mapping[str, str]:
@@ -383,7 +396,7 @@ class Cloud(_Jira):
                     rows.append(await self._get(f"issue/{id}", fields=",".join(fields)))
                 except Missing:
                     continue
-            complete, failed = await self._complete(rows)
+            complete, failed = await self._complete(rows, full=full)
             if failed:
                 raise next(iter(failed.values()))
             issues += [issue for issue in complete if issue.id in batch]
@@ -493,7 +506,7 @@ class DataCenter(_Jira):
         issues: list[Issue] = []
         for batch in batched(ids, 4):
             rows = [row for answers in await gather_or_cancel(*map(read, batch)) for row in answers]
-            complete, failed = await self._complete(rows)
+            complete, failed = await self._complete(rows, full=full)
             if failed:
                 raise next(iter(failed.values()))
             issues += complete

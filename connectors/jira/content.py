@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -145,6 +145,21 @@ def _access_of_file(
     return access
 
 
+_OMITTED = "penstock-omitted"
+"""The type of what stands in the place of a comment's text."""
+
+
+def without_text(comment: Comment) -> Comment:
+    """Return the comment with the names of the files that it shows in the place of its text: a listing needs no more,
+    and a document has no text of an issue whose comments are too long."""
+    shown = [{"type": "media", "attrs": {"alt": name or None}} for name in dict.fromkeys(_files_in(comment))]
+    return replace(comment, body={"type": _OMITTED, "content": shown}, rendered=None)
+
+
+def _is_omitted(comment: Comment) -> bool:
+    return isinstance(comment.body, Mapping) and comment.body.get("type") == _OMITTED
+
+
 def _files_in(comment: Comment) -> Iterator[str]:
     """Yield the names of the files that a comment shows, and an empty one for a file whose name it does not say."""
     if isinstance(comment.body, str):
@@ -220,7 +235,8 @@ def document(part: Part, issue: Issue, base: str | None) -> Document | Unreadabl
     bodies = [issue.fields.get("description"), issue.fields.get("environment")] if is_issue else []
     length = sum(len(str(body)) for body in (*bodies, *(comment.body for comment in part.comments)))
     try:
-        text = None if length > MAX_BODY_CHARACTERS else _text(part, issue, is_issue=is_issue)
+        is_too_long = length > MAX_BODY_CHARACTERS or any(map(_is_omitted, part.comments))
+        text = None if is_too_long else _text(part, issue, is_issue=is_issue)
     except TooLong:
         text = None
     if text is None or len(text.encode()) > MAX_CONTENT_BYTES:

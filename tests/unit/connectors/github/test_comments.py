@@ -1,0 +1,39 @@
+"""Issues and discussions of very many long comments."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from connectors.github import queries
+from connectors.github.queries import TooMuchText, complete
+
+PAGE = {"hasNextPage": True, "endCursor": "x"}
+
+
+class Endless:
+    """Answers each query with another page of comments."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def query(self, text: str, _variables: object) -> tuple[Any, frozenset[str]]:
+        self.requests += 1
+        said = {"id": "c", "body": "a" * 10_000, "replies": {"nodes": []}, "comments": {"nodes": []}}
+        names = ("comments", "replies", "reviews")
+        return {"node": {name: {"pageInfo": PAGE, "nodes": [dict(said)] * 5} for name in names}}, frozenset()
+
+
+@pytest.mark.parametrize("kind", ["issues", "pull_requests", "discussions"])
+async def test_a_document_of_very_many_long_comments_takes_a_bounded_amount_of_memory(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GitHub allows 2,500 comments of 64 kB, and twenty documents were read at the same time."""
+    monkeypatch.setattr(queries, "MAX_DOCUMENT_BYTES", 1_000_000)
+    api, end = Endless(), {"pageInfo": {}, "nodes": []}
+    first = {"pageInfo": PAGE, "nodes": []}
+    item = {"id": "i", "comments": end if kind == "pull_requests" else first, "reviews": first}
+    with pytest.raises(TooMuchText):
+        await complete(cast(Any, api), kind, item)
+    assert 15 < api.requests < 25
