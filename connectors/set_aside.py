@@ -7,10 +7,11 @@ shows the reasons.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import nsmallest
+from itertools import islice
 from pathlib import Path
 from traceback import extract_tb
 from typing import TypeVar
@@ -32,6 +33,8 @@ MAX_NAMED_PARTS = 20
 """The parts that a status names."""
 MAX_HELD_PARTS = 1_000
 """The parts of a scope whose reasons are held; the others are counted."""
+MAX_COUNTED_PARTS = 100_000
+"""The further parts of a scope that are counted, each once."""
 MAX_FAILING = 10_000
 """The names whose failures are counted, those that failed last."""
 MAX_FAILURES = 3
@@ -44,8 +47,8 @@ class SetAside:
 
     def __init__(self) -> None:
         self._reasons: dict[str, dict[str, str]] = {}
-        self._others: Counter[str] = Counter()
-        """By scope: the parts that are not held."""
+        self._others: defaultdict[str, set[int]] = defaultdict(set)
+        """By scope: hashes of the parts that are not held, at most MAX_COUNTED_PARTS."""
         self._messages: list[str] | None = None
         """The messages of the problems, which a status shows every second; None: something has changed."""
 
@@ -54,13 +57,14 @@ class SetAside:
         held = self._reasons.setdefault(scope, {})
         if part in held or len(held) < MAX_HELD_PARTS:
             held[part] = str(reason)
-        else:
-            self._others[scope] += 1
+        elif len(self._others[scope]) < MAX_COUNTED_PARTS:
+            self._others[scope].add(hash(part))
         self._messages = None
 
     def replace(self, scope: str, reasons: Mapping[str, str]) -> None:
         self._reasons[scope] = dict(nsmallest(MAX_HELD_PARTS, reasons.items()))
-        self._others[scope] = len(reasons) - len(self._reasons[scope])
+        others = (hash(part) for part in reasons if part not in self._reasons[scope])
+        self._others[scope] = set(islice(others, MAX_COUNTED_PARTS))
         self._messages = None
 
     def problems(self, source: str) -> list[Problem]:
@@ -69,7 +73,7 @@ class SetAside:
             reasons = self.reasons()
             named = list(reasons.items())[:MAX_NAMED_PARTS]
             self._messages = [f"{part} is set aside, and is tried again: {reason}" for part, reason in named]
-            if (more := len(reasons) - len(named) + self._others.total()) > 0:
+            if (more := len(reasons) - len(named) + sum(map(len, self._others.values()))) > 0:
                 self._messages.append(f"{more} more parts are set aside")
         return [Problem(source, "set_aside", message) for message in self._messages]
 

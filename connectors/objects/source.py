@@ -166,7 +166,8 @@ class Objects(SmallSource):
                 return Gone(external_id)
             return await self._document(stored, policy)
         except (AccessDenied, NotReadable) as error:
-            await self.blocking(self._store.check)  # raises where the store or the credentials are the reason
+            if not isinstance(error.__cause__, Retryable):  # after which the store was checked already
+                await self.blocking(self._store.check)  # raises where the store or the credentials are the reason
             denied = f"the store denies access to {name}: allow the account to read it"
             return Unreadable(
                 external_id=external_id,

@@ -18,7 +18,6 @@ from pipeline.core.chunking.units import BOUND_LINE, GLUE, HEADING, LINE, PARAGR
 from pipeline.core.model import Span
 
 _FRONT_MATTER = re.compile(r"\A(?:---\n(?:.*\n)*?(?:---|\.\.\.)|\+\+\+\n(?:.*\n)*?\+\+\+)[ \t]*(?:\n|\Z)")
-_TRAILING_MARKS = re.compile(r"\s*(?:\{#[^}]*\}|#+)\s*$")
 _LEAVES = {
     "paragraph_open": True,
     "html_block": True,
@@ -176,7 +175,7 @@ class _Walk:
         title = self.text[start : min(end, start + 1000)].strip()
         title = title.rpartition("\n")[0] if underlined else title.lstrip("#")
         self.path = [item for item in self.path if item[0] < level]
-        self.path.append((level, _TRAILING_MARKS.sub("", title)))
+        self.path.append((level, _without_trailing_marks(title)))
         self.headings = heading_path(name for _, name in self.path)
         glued = self.glue
         self._begin(start, HEADING + level - 1, prose=True)
@@ -192,3 +191,12 @@ class _Walk:
     def _row(self, start: int) -> None:
         if self.table is not None and start >= self.table[1]:
             self._begin(start, GLUE if start == self.table[1] else BOUND_LINE, prose=False, prefix=(self.table,))
+
+
+def _without_trailing_marks(title: str) -> str:
+    """The title without the ``#`` or ``{#id}`` at its end. A pattern would take time with the square of its length."""
+    end = title.rstrip()
+    if end.endswith("#"):
+        return end.rstrip("#").rstrip()
+    start = end.find("{#", end.rfind("}", 0, -1) + 1) if end.endswith("}") else -1
+    return title if start < 0 else end[:start].rstrip()

@@ -94,6 +94,9 @@ def test_very_many_parts_that_fail_are_counted_and_take_little_memory() -> None:
     aside.replace("pages", {f"page {number:05}": "refused" for number in range(50_000)})
     aside.add("pages", "page 99999", "refused")
     aside.add("pages", "page 00000", "denied")
+    for _ in range(3):
+        aside.add("pages", "page 99999", "refused")
+        aside.add("pages", "page 40000", "refused")
     assert len(aside.reasons()) == MAX_HELD_PARTS
     messages = [problem.message for problem in aside.problems("s")]
     assert messages[0] == "page 00000 is set aside, and is tried again: denied"

@@ -499,8 +499,11 @@ async def test_an_object_that_fails_while_the_store_answers_stops_no_other(
     for _ in range(MAX_FAILURES - 1):
         with pytest.raises(Retryable):
             await source.fetch(["a.md"])
+    checks, check = [], source._store.check
+    monkeypatch.setattr(source._store, "check", lambda: checks.append(check()))
     entry = await one(source, "a.md")
     assert isinstance(entry, Unreadable)
+    assert len(checks) == 1
     assert entry.code == "unavailable"
     monkeypatch.undo()
     assert isinstance(await one(source, "a.md"), Document)
