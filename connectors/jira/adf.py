@@ -16,6 +16,8 @@ Node = Mapping[str, Any]
 
 MAX_DEPTH = 80
 """Nodes that are nested deeper are rendered as plain text."""
+MAX_MARKS = 20
+"""Marks of one text that are rendered. An editor gives a text each mark once; each is put around all before it."""
 _WRAPPERS = {
     "paragraph": "p",
     "bulletList": "ul",
@@ -80,7 +82,7 @@ def _attribute(node: Node, name: str) -> str:
 def _text(node: Node, depth: int) -> str:
     text = escape(str(node.get("text") or ""), quote=False)
     marks = node.get("marks")
-    for mark in marks if isinstance(marks, list) else []:
+    for mark in marks[:MAX_MARKS] if isinstance(marks, list) else []:
         kind = mark.get("type") if isinstance(mark, Mapping) else None
         if kind == "link":
             text = f'<a href="{escape(_attribute(mark, "href"))}">{text}</a>'

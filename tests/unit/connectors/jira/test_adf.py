@@ -94,6 +94,13 @@ def test_a_deeply_nested_document_keeps_its_text() -> None:
     assert "deep" in converted(inner)
 
 
+def test_a_text_of_very_many_marks_is_not_put_together_for_each_of_them() -> None:
+    """A hundred thousand marks of one text were hundreds of gigabytes of copies."""
+    mark = {"type": "link", "attrs": {"href": "https://x.example"}}
+    text = {"type": "text", "text": "here", "marks": [mark] * 100_000}
+    assert len(adf.storage({"type": "paragraph", "content": [text]})) < 2_000
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
