@@ -159,7 +159,7 @@ def new_database(dsn: str, name: str) -> str:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     address = f"{dsn.rpartition('/')[0]}/{name}"
     with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION vector")
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     return address
 
 

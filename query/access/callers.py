@@ -42,7 +42,7 @@ async def identify(
     canaries are considered only for the canaries' own reader, because they would double everyone else's tags.
     """
     if not storable([tenant]):
-        return Caller(tenant, frozenset())
+        return Caller("", frozenset())
     principals, tags = storable(principals), storable(tags)
     held: set[str] = set()
     sources = await sources_of(connection, tenant)
