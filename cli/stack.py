@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pipeline.runtime.settings import Settings
 
 QUERY = "query"
+PUBLISHERS = frozenset({"connectors", "canary"})
+"""Workers that start after the indexes are made: the documents that they publish cannot be written before."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -224,9 +226,13 @@ class _LaterSteps:
             self._progress("tables, topics and indexes", "ready")
 
         self._progress("tables, topics and indexes", "starting")
+
+        def start(names: Iterable[str]) -> list[asyncio.Future[None]]:
+            return [loop.run_in_executor(self._threads, self._start, name) for name in names]
+
         generation, _ = await asyncio.gather(ledger(), topics())
-        starting = [loop.run_in_executor(self._threads, self._start, name) for name in missing]
-        await asyncio.gather(indexes(), *starting)
+        await asyncio.gather(indexes(), *start(name for name in missing if name not in PUBLISHERS))
+        await asyncio.gather(*start(name for name in missing if name in PUBLISHERS))
         self._stack.mark_prepared()
 
     def _missing(self) -> list[str]:

@@ -104,6 +104,15 @@ def test_workers_start_while_elasticsearch_still_starts(tmp_path: Path, up: Call
     assert fake.done[3:] == ["start detect", "indexes", "prepared"]
 
 
+def test_workers_that_publish_start_after_the_indexes_are_made(tmp_path: Path, up: Callable[..., list[str]]) -> None:
+    """The keywords worker was stalled for some seconds, because the first documents had no index."""
+    fake = FakeStack(tmp_path)
+    up(fake, "keywords", "connectors", "canary")
+    indexes = fake.done.index("indexes")
+    assert "start keywords" in fake.done[:indexes]
+    assert {"start connectors", "start canary"} < set(fake.done[indexes:])
+
+
 def test_a_worker_that_does_not_start_stops_everything(tmp_path: Path, up: Callable[..., list[str]]) -> None:
     fake = FakeStack(tmp_path, fails="vectors")
     with pytest.raises(Misconfigured, match="worker vectors"):
