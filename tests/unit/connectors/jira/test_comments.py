@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.jira import JiraOptions, client
+from connectors.jira import client
 from connectors.jira.client import Cloud
 from connectors.jira.content import document, parts, without_text
 from connectors.jira.model import Comment, Issue, Rules
@@ -39,7 +39,7 @@ class Comments:
 
 async def read(comments: Comments, *, full: bool) -> Issue:
     attachments = [{"id": "7", "filename": "1.pdf", "size": 5, "created": "2026-05-23T14:47:28.592+0000"}]
-    site = Cloud(cast(Any, comments), cast(JiraOptions, OPTIONS))
+    site = Cloud(cast(Any, comments), OPTIONS)
     row = {
         "id": "10100",
         "key": "ENG-1",
