@@ -1,4 +1,4 @@
-"""What a listing has shown, and what it could not show, which the end of a sweep compares with the rows."""
+"""The documents that a listing has shown, and the parts that it could not show, for the end of a sweep."""
 
 from __future__ import annotations
 

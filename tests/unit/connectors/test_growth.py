@@ -1,4 +1,4 @@
-"""What is made of a document takes work, and becomes long, in proportion to its length, whatever is repeated in it.
+"""Conversions take work, and yield text, in proportion to a document's length, whatever is repeated in it.
 
 Work is counted in calls of functions, also of those written in C: a quadratic step at a few kilobytes is hours at a few
 megabytes.
@@ -22,7 +22,7 @@ from pipeline.core.model import ChunkParams
 from pipeline.core.normalise import normalise
 
 MOST_GROWTH = 3
-"""Of work and length, from a text to one of twice as many characters: 2 is linear, 4 quadratic."""
+"""The most that work and length may grow when a text doubles: 2 is linear, 4 quadratic."""
 
 
 class Block(NamedTuple):
@@ -134,7 +134,7 @@ CONVERTERS: dict[str, tuple[Callable[[str], int], list[Block], int]] = {
     "chunks of CSV": (chunked("text/csv"), MARKDOWN, 6_000),
     "chunks of JSON": (chunked("application/json"), MARKDOWN, 6_000),
 }
-"""With the characters of the shorter text: enough to reach the limits of nesting, and for many chunks."""
+"""Each has the number of characters of the shorter text, which are enough for many chunks."""
 
 
 @pytest.mark.parametrize("name", CONVERTERS)

@@ -496,9 +496,9 @@ def test_a_batch_of_deletes_loads_few_texts_at_a_time(bench: Bench, monkeypatch:
     load = documents.load_superseded
 
     async def watched(connection: Any, ids: Collection[UUID]) -> Any:
-        found = await load(connection, ids)
-        loaded.append((len(found), bench.detect._large._places._value < manifests.LARGE_AT_ONCE))
-        return found
+        rows = await load(connection, ids)
+        loaded.append((len(rows), bench.detect._large._places._value < manifests.LARGE_AT_ONCE))
+        return rows
 
     monkeypatch.setattr(documents, "load_superseded", watched)
     bench.run(bench.detect.handle([*events(DocumentDeleted, 20), *events(AccessChanged, 40, acl_tags=["board"])]))
