@@ -118,8 +118,10 @@ class Publisher:
             decisions, characters = list[Decision](), 0
             for id_, entry in by_id.items():
                 decisions.append(decide(known.get(id_), entry, self._observation(at)))
-                if (characters := characters + _length(entry)) > TURN_CHARACTERS:
-                    characters = await asyncio.sleep(0, 0)
+                characters += _length(entry)
+                if characters > TURN_CHARACTERS:
+                    characters = 0
+                    await asyncio.sleep(0)
             return await self._publish_decisions(decisions, at, lane, full=full, changes=changes)
 
     async def publish_access(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
