@@ -21,6 +21,8 @@ from pipeline.core.chunking import chunk
 from pipeline.core.model import ChunkParams
 from pipeline.core.normalise import normalise
 
+pytestmark = pytest.mark.heavy
+
 MOST_GROWTH = 3
 """The most that work and length may grow when a text doubles: 2 is linear, 4 quadratic."""
 
