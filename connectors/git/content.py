@@ -49,14 +49,17 @@ class Reader:
     async def entries(self, tree: Snapshot, files: Sequence[tuple[str, str]], access: Access) -> list[Entry]:
         """Return files as entries. files: (external id, path). Raises Retryable."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="read-", dir=self._folder) as name:
-            fits = [path for _, path in files if tree.files[path].size <= self._options.max_file_bytes]
-            blobs = {tree.files[path].blob for path in fits}
-            await self._write(Path(name), sorted(blobs))
-            return [
-                await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access)
-                for external_id, path in files
-            ]
+        try:
+            with tempfile.TemporaryDirectory(prefix="read-", dir=self._folder) as name:
+                fits = [path for _, path in files if tree.files[path].size <= self._options.max_file_bytes]
+                blobs = {tree.files[path].blob for path in fits}
+                await self._write(Path(name), sorted(blobs))
+                return [
+                    await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access)
+                    for external_id, path in files
+                ]
+        except FileNotFoundError as error:  # a sweep removes the mirror of a wiki that is no longer listed
+            raise Retryable("the mirror was removed while it was read: it will be made again") from error
 
     async def _entry(self, tree: Snapshot, external_id: str, path: str, blob: Path, access: Access) -> Entry:
         file, shown_path = tree.files[path], printable_path(path)

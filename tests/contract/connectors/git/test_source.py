@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from connectors.git.client import Mirror
+from connectors.git import content
+from connectors.git.client import Mirror, RunningGit
 from connectors.git.options import basic
 from connectors.git.playground import WEBHOOK_SECRET, Backend, certificate, playing
 from connectors.git.source import Git
@@ -792,3 +793,21 @@ async def test_the_playground_writes_moves_and_signals_changes() -> None:
         await playground.move("one")
         assert await playground.write("one", LONG + "\n\nMore.") == repository_id
         assert isinstance(Git.playground, type(playing))
+
+
+async def test_a_mirror_that_is_removed_while_it_is_read_is_read_again(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep removes the mirror of a wiki that is no longer listed, and changes may be reading it."""
+    repository.push({"readme.md": "# Pumps"})
+    source, copy = repository.source(), content._copy_blob
+
+    async def remove_first(git: RunningGit, to: Path, blob: str) -> None:
+        shutil.rmtree(to.parent)
+        await copy(git, to, blob)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(content, "_copy_blob", remove_first)
+        with pytest.raises(Retryable, match="the mirror was removed while it was read"):
+            await everything(source)
+    assert list(await everything(source)) == ["readme.md"]
