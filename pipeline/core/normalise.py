@@ -19,24 +19,37 @@ _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _CONTROLS_BUT_RS = re.compile("[\x00-\x08\x0e-\x1d\x1f\x7f-\x9f]")
 _INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    "[\u00ad\u034f\u061c\u17b4\u17b5\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff]"
 )
-"""Characters that are not displayed (Unicode's Default_Ignorable_Code_Point), without those of the next three patterns
-and what Hangul and Mongolian need."""
+"""Characters that are not displayed (Unicode's Default_Ignorable_Code_Point), without those of the next four patterns,
+which some scripts need in some places. Everywhere else they only hide text from people."""
 _TAG_CHARACTERS = re.compile("(\U0001f3f4[\U000e0020-\U000e007e]{1,8}\U000e007f)|[\U000e0000-\U000e007f]")
 """Invisible letters. A sequence of them after a black flag is the flag of a region, such as Scotland's; all others hide
 text."""
-_SELECTORS = re.compile("(?<=[\ufe00-\ufe0f\U000e0100-\U000e01ef])[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
-_JOINERS = re.compile("[\u200c\u200d]+")
-_HIDDEN = re.compile(
-    "[\u00ad\u034f\u061c\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff0-\ufffb"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+_MONGOLIAN = re.compile("((?<=[\u180a\u1820-\u18a8\u18aa])(?:[\u180b-\u180d\u180f]\u180e?|\u180e))|[\u180b-\u180f]")
+"""After a letter of Mongolian, a selector of its form and a separator of the vowel that follows."""
+_FILLERS = re.compile(
+    "((?<=[\u1100-\u115e\ua960-\ua97c])\u1160|\u115f(?=[\u1161-\u11a7\ud7b0-\ud7c6])|\u115f\u1160(?=[\u11a8-\u11ff\ud7cb-\ud7fb])"
+    "|(?<=[\u3131-\u3163\u3165-\u318e])\u3164|\u3164(?=[\u3131-\u3163\u3165-\u318e])"
+    "|(?<=[\uffa1-\uffdc])\uffa0|\uffa0(?=[\uffa1-\uffdc]))|[\u115f\u1160\u3164\uffa0]"
 )
-"""The characters of the last four patterns."""
+"""In the place of the consonant or the vowel that a syllable of Hangul lacks."""
+_SELECTORS_AND_JOINERS = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
+_HIDDEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""The characters of the last five patterns."""
 _JOINING = "\u0590"
 """The first character of the scripts that may need joiners (emoji need them too). Between Latin, Greek or Cyrillic
 letters a joiner only hides a word."""
+_MOST_MARKS = 8
+"""The most marks, selectors and joiners of a letter before a joiner."""
+_JOINERS = "\u200c\u200d"
+_IDEOGRAPHIC = "\U000e0100"
+"""The first of the selectors that only ideographs have."""
+_IDEOGRAPH = re.compile("[\u3005-\u3007\u3400-\u9fff\uf900-\ufaff\U00017000-\U0001b2ff\U00020000-\U0003ffff]")
 
 
 def is_html(media_type: str) -> bool:
@@ -79,8 +92,9 @@ def clean(text: str, *, keep_record_separators: bool = False) -> str:
         return text
     text = _INVISIBLE.sub("", text)
     text = _TAG_CHARACTERS.sub(r"\1", text)
-    text = _SELECTORS.sub("", text)
-    text = _JOINERS.sub(_needed_joiner, text)
+    text = _MONGOLIAN.sub(_kept, text)
+    text = _FILLERS.sub(_kept, text)
+    text = _SELECTORS_AND_JOINERS.sub(_needed, text)
     return nfc(text)
 
 
@@ -118,8 +132,35 @@ def _is_mark(character: str) -> bool:
     return unicodedata.combining(character) > 0 or character in _MARKS_OF_TWO
 
 
-def _needed_joiner(match: re.Match[str]) -> str:
-    text, start, end = match.string, match.start(), match.end()
-    if start == 0 or end == len(text) or text[start - 1] < _JOINING or text[end] < _JOINING:
-        return ""
-    return match[0][0]
+def _kept(match: re.Match[str]) -> str:
+    return match[1] or ""
+
+
+def _needed(match: re.Match[str]) -> str:
+    """A selector of the form of the character before it, and a joiner, where they may change what is displayed. What
+    becomes of one does not depend on the order of marks, nor on what becomes of others."""
+    text, run, start, end = match.string, match[0], match.start(), match.end()
+    needed = run[0] if start and run[0] not in _JOINERS and _has_forms(text[start - 1], run[0]) else ""
+    if end < len(text) and _may_join(_letter_before(text, start)) and (_is_mark(text[end]) or _may_join(text[end])):
+        needed += next((character for character in run if character in _JOINERS), "")
+    return needed
+
+
+def _has_forms(character: str, selector: str) -> bool:
+    """Whether a selector may choose among forms of this character: of an ideograph, a symbol, a digit or a letter, but
+    not of one of Latin, Greek or Cyrillic."""
+    if selector >= _IDEOGRAPHIC:
+        return bool(_IDEOGRAPH.match(character))
+    return not (character.isspace() or _is_mark(character) or (character.isalpha() and not _may_join(character)))
+
+
+def _may_join(character: str) -> bool:
+    return character >= _JOINING and not "\u1e00" <= character <= "\u1fff"  # more of Latin and Greek
+
+
+def _letter_before(text: str, end: int) -> str:
+    """The character that the marks before ``end`` belong to; empty: there is none, or there are too many marks."""
+    for at in range(end - 1, max(0, end - _MOST_MARKS) - 1, -1):
+        if not (_is_mark(text[at]) or _SELECTORS_AND_JOINERS.match(text[at])):
+            return text[at]
+    return ""

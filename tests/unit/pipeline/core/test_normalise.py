@@ -88,10 +88,43 @@ def test_html_conversion_keeps_structure_and_drops_hidden_content() -> None:
         ("hi\U000e0068\U000e0069", "hi"),
         ("soft\u00adhyphen", "softhyphen"),
         ("pay\U000e00e8\U000e00e9 \ufff3\u2065\U0001d173\U0001bca0Eve\u17b5", "pay Eve"),
+        ("1\ufe0f\u20e3 ©\ufe0f ∩\ufe00", "1\ufe0f\u20e3 ©\ufe0f ∩\ufe00"),
+        ("葛\U000e0101飾 \u1000\ufe00", "葛\U000e0101飾 \u1000\ufe00"),
+        ("ᠪᠠᠢ\u180bᠨ\u180eᠠ ᠮᠣᠩ\u180fᠭᠣᠯ", "ᠪᠠᠢ\u180bᠨ\u180eᠠ ᠮᠣᠩ\u180fᠭᠣᠯ"),
+        (
+            "ᄀ\u1160 \u115fᅡ \u115f\u1160ᆨ \u3164ㄱㅏ\u3164 \uffa0\uffa1",
+            "ᄀ\u1160 \u115fᅡ \u115f\u1160ᆨ \u3164ㄱㅏ\u3164 \uffa0\uffa1",
+        ),
     ],
 )
 def test_invisible_and_control_characters_are_normalised(content: str, text: str) -> None:
     assert normalise(content, PLAIN) == (text, PLAIN)
+
+
+IGNORED = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(
+    chr(n)
+    for first, last in (
+        (0x180B, 0x180F),
+        (0x200B, 0x200F),
+        (0x202A, 0x202E),
+        (0x2060, 0x206F),
+        (0xFE00, 0xFE0F),
+        (0xFEFF, 0xFEFF),
+        (0xFFF0, 0xFFFB),
+        (0x1BCA0, 0x1BCA3),
+        (0x1D173, 0x1D17A),
+        (0xE0000, 0xE0FFF),
+    )
+    for n in range(first, last + 1)
+)
+"""Unicode's Default_Ignorable_Code_Point, and the marks of annotations."""
+
+
+@pytest.mark.parametrize("word", ["payEve", "naïve", "Zürich", "ελλη", "рубль", "x\u0301y"])
+def test_no_second_text_is_hidden_between_letters(word: str) -> None:
+    """Selectors, and the fillers of Hangul, make an alphabet that people do not see and models read."""
+    for hidden in (*IGNORED, IGNORED):
+        assert normalise(hidden.join(["", *word, " ", ""]), PLAIN)[0] == f"{word} ", f"{hidden!a}"
 
 
 @pytest.mark.parametrize(
@@ -154,10 +187,14 @@ def test_the_quick_prefilter_patterns_cover_every_character_of_the_rules() -> No
     every = [chr(n) for n in range(sys.maxunicode + 1) if not 0xD800 <= n < 0xE000]
     unusual = {c for c in every if rules._LINE_ENDS.match(c) or rules._CONTROLS.match(c)}
     assert {c for c in every if rules._UNUSUAL.match(c)} == unusual
-    hidden = {
-        c for c in every if rules._INVISIBLE.match(c) or rules._TAG_CHARACTERS.match(c) or rules._JOINERS.match(c)
-    }
-    hidden |= {c for c in every if rules._SELECTORS.search(c + c)}
+    of_hidden = (
+        rules._INVISIBLE,
+        rules._TAG_CHARACTERS,
+        rules._MONGOLIAN,
+        rules._FILLERS,
+        rules._SELECTORS_AND_JOINERS,
+    )
+    hidden = {c for c in every if any(rule.match(c) for rule in of_hidden)}
     assert hidden <= {c for c in every if rules._HIDDEN.match(c)}
 
 
