@@ -64,18 +64,30 @@ class SecretFilesSource(SecretsSettingsSource):
 def environment() -> dict[str, str]:
     """The variables of the environment and of secret files, for names that no part of the settings knows (a
     connector's own). The environment wins. Raises Misconfigured."""
-    secrets: dict[str, str] = {}
-    if folder := os.environ.get(SECRETS_DIR):
-        try:
-            secrets = {
-                file.name.upper(): file.read_text("utf-8").strip()
-                for file in Path(folder).iterdir()
-                if file.name.upper().startswith("PENSTOCK_") and file.is_file()
-            }
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "a file in it is not UTF-8"
-            raise Misconfigured(f"{SECRETS_DIR} names {folder}: {why}; mount it, or unset it") from error
+    try:
+        secrets = {name: file.read_text("utf-8").strip() for name, file in _secret_files().items()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from error
     return secrets | os.environ
+
+
+def variable_names() -> set[str]:
+    """The names of these variables. Reads no file: one may be for another process alone. Raises Misconfigured."""
+    try:
+        return {*_secret_files(), *os.environ}
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _secret_files() -> dict[str, Path]:
+    folder = os.environ.get(SECRETS_DIR)
+    files = list(Path(folder).iterdir()) if folder else []
+    return {file.name.upper(): file for file in files if file.name.upper().startswith("PENSTOCK_") and file.is_file()}
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> Misconfigured:
+    why = error.strerror if isinstance(error, OSError) else "a file in it is not UTF-8"
+    return Misconfigured(f"{SECRETS_DIR} names {os.environ.get(SECRETS_DIR)}: {why}; mount it, or unset it")
 
 
 def whole_dsn(dsn: SecretStr, username: str | None, password: SecretStr | None) -> SecretStr:

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import EmbeddingProvider
-from pipeline.runtime.credentials import SecretFilesSource, environment, whole_dsn
+from pipeline.runtime.credentials import SecretFilesSource, variable_names, whole_dsn
 from pipeline.runtime.home import ENDPOINTS_FILE as ENDPOINTS_FILE
 from pipeline.runtime.home import TRAIL_FILE, secret
 from pipeline.runtime.home import home as home
@@ -492,7 +492,7 @@ def load() -> Settings:
         raise explained(error) from error
     except SettingsError as error:  # names field and source, never the value
         raise Misconfigured(f"{error}: it has to be JSON") from None
-    for name, meant in misspelt(environment()).items():
+    for name, meant in misspelt(variable_names()).items():
         if name not in _LOGGED:
             _LOGGED.add(name)
             log.warning("setting_unknown", name=name, says=f"it has no effect: is {meant} meant?")

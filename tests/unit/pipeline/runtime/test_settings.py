@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime import settings
 from pipeline.runtime.home import TRAIL_FILE, made_secret
-from pipeline.runtime.settings import TrailSettings, misspelt
+from pipeline.runtime.settings import TrailSettings, load, misspelt
 
 
 @pytest.fixture
@@ -42,3 +44,16 @@ def test_a_key_of_the_trail_that_others_can_read_is_refused(home: Path) -> None:
 def test_a_misspelt_protection_is_reported_and_a_connectors_secret_is_not() -> None:
     set_ = ("PENSTOCK_PRODUCER", "PENSTOCK_TRIAL", "PENSTOCK_TRAIL", "PENSTOCK_WIKI_TOKEN", "PENSTOCK_HOME", "PATH")
     assert misspelt(set_) == {"PENSTOCK_PRODUCER": "PENSTOCK_PRODUCERS", "PENSTOCK_TRIAL": "PENSTOCK_TRAIL"}
+
+
+def test_a_secret_file_that_only_a_connector_reads_keeps_no_process_from_starting(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "PENSTOCK_WIKI_CERTIFICATE").write_bytes(b"\xff\xfe")
+    (tmp_path / "PENSTOCK_TRIAL").write_text("required")
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setattr(settings, "_LOGGED", set())
+    with capture_logs() as logged:
+        load()
+        load()
+    assert [(entry["event"], entry["name"]) for entry in logged] == [("setting_unknown", "PENSTOCK_TRIAL")]
