@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from pipeline.core.graph import build_parameters
+from pipeline.core.graph import CAREFUL_PARAMETERS, build_parameters
 from pipeline.core.model import MAX_GRAPH_DIMENSIONS, Quantisation, VectorIndex
 
 GB = 10**9
@@ -61,11 +61,13 @@ DETECT_CHUNKS_PER_SECOND = 1_050.0
 KEYWORDS_CHUNKS_PER_SECOND = 1_050.0
 """One process each, in bulk (load: 4,700 and 4,600 of 370 characters, which are 1,080 of 1,600)."""
 VECTORS_ROWS_PER_SECOND = 172.0
-"""One process into a graph that stands: 5.8 ms of a processor a row (sized)."""
+"""One process into the usual graph: 5.8 ms of a processor a row (sized)."""
 ROWS_WITHOUT_GRAPH_PER_SECOND = 2_185.0
 """One process where no graph stands (load: 8,740 of 384 dimensions, a quarter of the bytes)."""
 BUILT_ROWS_PER_SECOND = 1_316.0
-"""Building a graph over existing rows, by one processor (sized)."""
+"""Building the usual graph over existing rows, by one processor (sized)."""
+CAREFUL_BUILD, CAREFUL_ADDITION = 2.2, 2.5
+"""How many times as long both take where the graph is built with care: 1.8 and 14.4 ms (docs/adr/0118)."""
 CHUNKS_PER_CHANGE = 3.0
 """Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
 PEAK = 3.0
@@ -195,10 +197,12 @@ def plan(workload: Workload, prices: Prices | None = None) -> Plan:
     written = max(load, touched)
     if workload.vectors == "pgvector":
         graph = postgres_graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
-        graph_seconds = chunks / BUILT_ROWS_PER_SECOND
+        careful = build_parameters(workload.dimensions, workload.quantisation) == CAREFUL_PARAMETERS
+        graph_seconds = chunks / BUILT_ROWS_PER_SECOND * (CAREFUL_BUILD if careful else 1)
         postgres_memory = graph * GRAPH_HEADROOM
         keyword_memory, entry_seconds, shard_seconds = 0.0, 0.0, 0.0
-        rows_per_second, entries_per_second = VECTORS_ROWS_PER_SECOND, KEYWORDS_CHUNKS_PER_SECOND
+        rows_per_second = VECTORS_ROWS_PER_SECOND / (CAREFUL_ADDITION if careful else 1)
+        entries_per_second = KEYWORDS_CHUNKS_PER_SECOND
     else:
         held, stored = entry_vector_bytes(workload.dimensions)
         graph, postgres_graph = chunks * held, 0.0

@@ -94,6 +94,12 @@ def test_plan_of_fifty_million_chunks() -> None:
     assert p.load_cost == pytest.approx(2_600)
 
 
+def test_a_graph_that_is_built_with_care_takes_longer() -> None:
+    usual, careful = (plan(replace(BIG, quantisation=of)) for of in ("binary", "halfvec"))
+    assert careful.graph_hours == pytest.approx(usual.graph_hours * capacity.CAREFUL_BUILD)
+    assert careful.vectors > usual.vectors
+
+
 def test_plan_of_a_thousand_million_chunks_in_elasticsearch() -> None:
     p = plan(Workload(40_000_000, vectors="elasticsearch"))
     assert p.chunks == 1_000_000_000

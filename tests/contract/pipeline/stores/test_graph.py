@@ -431,7 +431,7 @@ async def test_a_graph_is_built_in_the_memory_that_is_calculated_for_it_and_not_
             assert [entry["event"] for entry in logged] == ["graph_exceeds_memory"] * overflows
 
 
-async def test_a_graph_of_long_vectors_is_built_with_care_and_then_added_to_as_fast_as_others(
+async def test_a_graph_of_long_vectors_is_built_with_care_and_then_added_to_as_others_are(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deciding, "LONG_VECTOR_DIMENSIONS", library.generation.dimensions)
