@@ -92,8 +92,8 @@ def clean(text: str, *, keep_record_separators: bool = False) -> str:
         return text
     text = _INVISIBLE.sub("", text)
     text = _TAG_CHARACTERS.sub(r"\1", text)
-    text = _MONGOLIAN.sub(_kept, text)
-    text = _FILLERS.sub(_kept, text)
+    text = _MONGOLIAN.sub(_first_group, text)
+    text = _FILLERS.sub(_first_group, text)
     text = _SELECTORS_AND_JOINERS.sub(_needed, text)
     return nfc(text)
 
@@ -132,7 +132,7 @@ def _is_mark(character: str) -> bool:
     return unicodedata.combining(character) > 0 or character in _MARKS_OF_TWO
 
 
-def _kept(match: re.Match[str]) -> str:
+def _first_group(match: re.Match[str]) -> str:
     return match[1] or ""
 
 
