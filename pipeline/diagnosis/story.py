@@ -36,8 +36,8 @@ MAX_CANDIDATES = 20
 MAX_INACTIVE_CONNECTORS = 10
 """Connectors that are reported for an unknown document."""
 MAX_DEAD_LETTERS = 100
-"""The most dead letters of a document that are read, the newest: records that nobody has signed may name it by the
-thousand."""
+"""The most dead letters of a document that are read, the newest that are open before others: records that nobody has
+signed may name it by the thousand."""
 
 _SOURCES = (
     "SELECT tenant, source AS name, kind, paused, removed_at IS NOT NULL AS removed,"
@@ -224,14 +224,17 @@ def _progress(
 
 
 async def _dead(connection: Connection, where: LiteralString, values: Sequence[object]) -> tuple[DeadLetter, ...]:
-    """The newest letters, the oldest of them first. OFFSET 0: found by the document, not by their times."""
+    """The newest letters, before others those that nobody has replayed or dismissed; the oldest of them first.
+    OFFSET 0: found by the document, not by their times."""
     cursor = await connection.execute(
         "SELECT * FROM (SELECT id, stage, code, message, at, attempt, replay_of, replayed_at, dismissed_at,"  # noqa: S608 — callers hand literals
         f" dismissed_by, dismissed_reason FROM dead_letters WHERE {where} OFFSET 0) d"
-        f" ORDER BY at DESC, id DESC LIMIT {MAX_DEAD_LETTERS}".encode(),
+        " ORDER BY coalesce(replayed_at, dismissed_at) IS NULL DESC, at DESC, id DESC"
+        f" LIMIT {MAX_DEAD_LETTERS}".encode(),
         values,
     )
-    return tuple(DeadLetter(*row) for row in reversed(await cursor.fetchall()))
+    letters = [DeadLetter(*row) for row in await cursor.fetchall()]
+    return tuple(sorted(letters, key=lambda letter: (letter.at, letter.id)))
 
 
 async def read_source(connection: Connection, tenant: str, name: str, external_ids: Sequence[str]) -> Source | None:

@@ -180,6 +180,15 @@ async def test_why_reads_the_newest_of_very_many_dead_letters(library: Library, 
     assert len(explanation["dead"]) == story.MAX_DEAD_LETTERS
     assert [letter["id"].rpartition(":")[2] for letter in explanation["dead"][:2]] == ["2", "3"]
 
+    await library.execute(
+        "UPDATE dead_letters SET dismissed_at = now(), dismissed_by = 'ann', dismissed_reason = 'forged'"
+        ' WHERE id LIKE %s AND "offset" > 1',
+        f"{tenant}:0:%",
+    )
+    letters = (await why(library, tenant, "a.md"))["dead"]
+    assert len(letters) == story.MAX_DEAD_LETTERS
+    assert letters[0]["id"] == f"{tenant}:0:1", "it waits, although all others are newer"
+
 
 async def test_why_finds_a_document_by_id_address_path_or_title(library: Library, tenant: str, tmp_path: Path) -> None:
     file = tmp_path / "notes on ships.md"
