@@ -6,9 +6,11 @@ They share most resources, and differ in paging, in the format of texts, and in 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -18,11 +20,10 @@ from urllib.parse import quote
 from connectors.atlassian import Person
 from connectors.errors import BadData
 from connectors.jira import model
-from connectors.jira.content import without_text
+from connectors.jira.content import MAX_BODY_CHARACTERS, file_names, packed, without_text
 from connectors.jira.model import Comment, Holders, Issue, Json, Project, Rules, holders, is_reader, person
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects
-from connectors.rows import size_of
 from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, read_isolated, reading_data
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
@@ -59,8 +60,9 @@ MAX_PROJECTS_IN_JQL = 40
 """With more projects than this a search does not name them, because they are part of the URL."""
 FAILING_SECONDS = 5.0
 """Attempts at a request that Jira answers with 5xx; after them less is requested."""
-MAX_COMMENTS_BYTES = 16 * 1024 * 1024
-"""The most memory that the texts of an issue's comments take. Jira allows 5,000 comments of 32 kB."""
+MAX_COMMENTS_BYTES = MAX_BODY_CHARACTERS
+"""The most bytes of the comments of an issue that are restricted in the same way, and half of those of all: no document
+can hold more. Jira allows 5,000 comments of 32 kB."""
 PER_PAGE = 50
 """People and projects on a page: the most that Jira returns at once."""
 PEOPLE_AT_ONCE = 100
@@ -213,9 +215,9 @@ class _Jira:
                 with reading_data():
                     issue = model.issue(row)
                 if self._needs_comments and issue.comments_total > len(issue.comments):
-                    issue = replace(issue, comments=await self._comments(issue.id, full=full))
+                    issue = replace(issue, comments=await self._comments(issue, full=full))
                 elif not full:
-                    issue = replace(issue, comments=tuple(map(without_text, issue.comments)))
+                    issue = replace(issue, comments=await _without_texts(issue))
             except Missing:
                 continue  # it was deleted meanwhile
             except PenstockError as error:
@@ -226,19 +228,29 @@ class _Jira:
                 issues.append(issue)
         return issues, failed
 
-    async def _comments(self, issue: str, *, full: bool) -> tuple[Comment, ...]:
-        """Read all comments of an issue; without texts where no document can hold them."""
+    async def _comments(self, issue: Issue, *, full: bool) -> tuple[Comment, ...]:
+        """Read all comments of an issue; without texts where no document can hold them. Whoever may write public
+        comments does not decide about the restricted ones, which are other documents."""
         comments: dict[str, Comment] = {}
-        left = MAX_COMMENTS_BYTES
-        pages = self._pages(f"issue/{issue}/comment", "comments", maxResults=PER_PAGE, expand=self.rendered)
+        names, ids, sizes = file_names(issue), defaultdict[Hashable, list[str]](list), Counter[Hashable]()
+        too_long: set[Hashable] = set()
+        pages = self._pages(f"issue/{issue.id}/comment", "comments", maxResults=PER_PAGE, expand=self.rendered)
         async for json in pages:
             with reading_data():
                 comment = model.comment(json)
-                if full and left >= 0:
-                    left -= size_of([comment.body, comment.rendered], left)
-                    if left < 0:
-                        comments = {id: without_text(known) for id, known in comments.items()}
-                comments[comment.id] = comment if full and left >= 0 else without_text(comment)
+                restriction = comment.is_public, str(comment.visibility)
+                if not full or restriction in too_long:
+                    comments[comment.id] = without_text(comment, names)
+                else:
+                    comments[comment.id], size = packed(comment)
+                    ids[restriction].append(comment.id)
+                    sizes[restriction] += size
+                if sizes[restriction] > MAX_COMMENTS_BYTES or sizes.total() > 2 * MAX_COMMENTS_BYTES:
+                    [(longest, _)] = sizes.most_common(1)
+                    del sizes[longest]
+                    too_long.add(longest)
+                    comments |= {id: without_text(comments[id], names) for id in ids.pop(longest)}
+            await asyncio.sleep(0)
         return tuple(comments.values())
 
     async def changed(self, projects: Projects, minutes: int) -> Mapping[str, str]:
@@ -326,6 +338,16 @@ class _Jira:
         rows = self._pages("group/member", "values", maxResults=PER_PAGE, **params)
         members = await read_accounts(rows, lambda row: person(row) if is_reader(row) else None)
         return [member for member in members if member is not None]
+
+
+async def _without_texts(issue: Issue) -> tuple[Comment, ...]:
+    """Return the comments of an issue for a listing. Others have turns: a text may be made to be slow to search."""
+    comments, names = list[Comment](), file_names(issue)
+    for comment in issue.comments:
+        with reading_data():
+            comments.append(without_text(comment, names))
+        await asyncio.sleep(0)
+    return tuple(comments)
 
 
 def id_in(json: Any) -> object:

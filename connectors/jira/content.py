@@ -28,7 +28,7 @@ MAX_TITLE_CHARACTERS, MAX_URL_CHARACTERS = 4_000, 8_000
 COMMENTS, ATTACHMENT = "comments", "attachment"
 """The kinds of documents besides issues, in their ids: ``ISSUE/comments/READERS`` and ``ISSUE/attachment/ID``."""
 _TEXTLESS_TYPES = ("image/", "video/", "audio/", "font/")
-_WIKI_FILE = re.compile(r"!([^!|\n]{1,255})(?:\|[^!\n]*)?!|\[\^([^\]\n]{1,255})\]")
+_WIKI_FILE = re.compile(r"!([^!|\n]{1,255}+)(?:\|[^!\n]*+)?!|\[\^([^\]\n]{1,255}+)\]")
 """A picture or file in wiki markup."""
 
 
@@ -145,30 +145,67 @@ def _access_of_file(
     return access
 
 
-_OMITTED = "penstock-omitted"
-"""The type of what stands in the place of a comment's text."""
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A comment's text and its HTML."""
+
+    json: bytes
+    """The objects that a document of ADF is made of take up to twelve times the memory."""
 
 
-def without_text(comment: Comment) -> Comment:
+@dataclass(frozen=True, slots=True)
+class _Omitted:
+    """Stands in the place of a comment's text."""
+
+    shown: tuple[str, ...]
+    """The names of the issue's files that the comment shows, and an empty one where ``_files_in`` yields it."""
+
+
+def packed(comment: Comment) -> tuple[Comment, int]:
+    """Return the comment in less memory, and the bytes of its text."""
+    text = json.dumps([comment.body, comment.rendered], ensure_ascii=False, separators=(",", ":"))
+    body = _Packed(text.encode("utf-8", "surrogatepass"))
+    return replace(comment, body=body, rendered=None), len(body.json)
+
+
+def without_text(comment: Comment, names: Mapping[str, str]) -> Comment:
     """Return the comment with the names of the files that it shows in the place of its text: a listing needs no more,
-    and a document has no text of an issue whose comments are too long."""
-    shown = [{"type": "media", "attrs": {"alt": name or None}} for name in dict.fromkeys(_files_in(comment))]
-    return replace(comment, body={"type": _OMITTED, "content": shown}, rendered=None)
+    and a document has no text of an issue whose comments are too long. names: ``file_names`` of the issue."""
+    shown = {names[name] for name in _files_in(comment) if name in names}
+    return replace(comment, body=_Omitted(tuple(shown)), rendered=None)
 
 
-def _is_omitted(comment: Comment) -> bool:
-    return isinstance(comment.body, Mapping) and comment.body.get("type") == _OMITTED
+def file_names(issue: Issue) -> Mapping[str, str]:
+    """Return the names of an issue's files, and the empty one, each by itself: so that a name is in memory once,
+    although very many comments show it."""
+    return {"": "", **{file.name: file.name for file in issue.attachments}}
+
+
+def _texts(comment: Comment) -> tuple[Any, str | None]:
+    """Return the body of a comment, and its HTML."""
+    if isinstance(comment.body, _Packed):
+        body, rendered = json.loads(comment.body.json)
+        return body, rendered
+    return comment.body, comment.rendered
+
+
+def _length(comment: Comment) -> int:
+    return len(comment.body.json) if isinstance(comment.body, _Packed) else len(str(comment.body))
 
 
 def _files_in(comment: Comment) -> Iterator[str]:
     """Yield the names of the files that a comment shows, and an empty one for a file whose name it does not say."""
-    if isinstance(comment.body, str):
-        for match in _WIKI_FILE.finditer(comment.body):
+    if isinstance(comment.body, _Omitted):
+        yield from comment.body.shown
+        return
+    body, _ = _texts(comment)
+    if isinstance(body, str):
+        for match in _WIKI_FILE.finditer(body):
             yield match[1] or match[2]
         return
-    if comment.body and not isinstance(comment.body, Mapping):
+    if body and not isinstance(body, Mapping):
         yield ""  # nobody knows what it shows
-    for node in adf.nodes(comment.body):
+    for node in adf.nodes(body):
         if node.get("type") in ("media", "mediaInline"):
             attributes = node.get("attrs")
             attributes = attributes if isinstance(attributes, Mapping) else {}
@@ -233,9 +270,10 @@ def document(part: Part, issue: Issue, base: str | None) -> Document | Unreadabl
     """Convert an issue, or its comments with one restriction."""
     is_issue = part.external_id == issue.id
     bodies = [issue.fields.get("description"), issue.fields.get("environment")] if is_issue else []
-    length = sum(len(str(body)) for body in (*bodies, *(comment.body for comment in part.comments)))
+    length = sum(len(str(body)) for body in bodies) + sum(map(_length, part.comments))
     try:
-        is_too_long = length > MAX_BODY_CHARACTERS or any(map(_is_omitted, part.comments))
+        is_omitted = any(isinstance(comment.body, _Omitted) for comment in part.comments)
+        is_too_long = is_omitted or length > MAX_BODY_CHARACTERS
         text = None if is_too_long else _text(part, issue, is_issue=is_issue)
     except TooLong:
         text = None
@@ -295,7 +333,7 @@ def _text(part: Part, issue: Issue, *, is_issue: bool) -> str:
 
 def _comment(comment: Comment, room: Room) -> str:
     """Convert a comment. It names its author, because a chunk of it may be returned alone."""
-    return f"**{comment.author or 'Somebody'}**:\n\n{_body(comment.body, comment.rendered, room)}"
+    return f"**{comment.author or 'Somebody'}**:\n\n{_body(*_texts(comment), room)}"
 
 
 def _body(body: Any, rendered: Any, room: Room) -> str:

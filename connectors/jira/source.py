@@ -216,7 +216,7 @@ class Jira:
             if issue.project in projects:
                 try:
                     with reading_data():
-                        parts = content.parts(issue, *projects[issue.project], self._options)
+                        parts = await asyncio.to_thread(content.parts, issue, *projects[issue.project], self._options)
                     reads[issue.id] = _Read(issue, parts)
                 except BadData as error:
                     failed[issue.id] = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any, cast
 
@@ -9,21 +10,22 @@ import pytest
 
 from connectors.jira import client
 from connectors.jira.client import Cloud
-from connectors.jira.content import document, parts, without_text
+from connectors.jira.content import _Shown, document, packed, parts, without_text
 from connectors.jira.model import Comment, Issue, Rules
+from connectors.rows import size_of
 from connectors.source import Document, Unreadable
-from tests.unit.connectors.jira.test_model import OPTIONS, PROJECT, make
+from tests.unit.connectors.jira.test_model import OPTIONS, PROJECT, said
 
 PER_PAGE = 50
 
 
 class Comments:
-    """Answers requests for the comments of an issue, without end."""
+    """Answers requests for the comments of an issue: public and internal ones in turn, or the last ones internal."""
 
     name = "tracker"
 
-    def __init__(self, characters: int, number: int) -> None:
-        self._text, self._number = "a" * characters, number
+    def __init__(self, characters: int, number: int, *, internal: int | None = None) -> None:
+        self._text, self._number, self._internal = "a" * characters, number, internal
 
     async def json(self, _method: str, _path: str, *, params: dict[str, Any], **_: object) -> Any:
         start = int(params["startAt"])
@@ -31,10 +33,23 @@ class Comments:
         return {"comments": [self._comment(n) for n in numbers], "total": self._number}
 
     def _comment(self, number: int) -> Any:
+        is_public = number % 2 == 0 if self._internal is None else number < self._number - self._internal
         shown = {"type": "media", "attrs": {"type": "file", "alt": f"{number}.pdf"}}
         text = {"type": "text", "text": f"{self._text}{number}"}
-        comment = {"id": str(number), "created": "2026-05-23T14:47:28.592+0000", "jsdPublic": number % 2 == 0}
-        return comment | {"body": {"type": "doc", "content": [{"type": "paragraph", "content": [text, shown]}]}}
+        comment = {"id": str(number), "created": "2026-05-23T14:47:28.592+0000", "jsdPublic": is_public}
+        return comment | {"body": self.body(text, shown)}
+
+    def body(self, text: Any, shown: Any) -> Any:
+        return {"type": "doc", "content": [{"type": "paragraph", "content": [text, shown]}]}
+
+
+class Tables(Comments):
+    """Each comment is a table of thirty cells, as a build server writes them."""
+
+    def body(self, text: Any, shown: Any) -> Any:
+        cell = {"type": "tableCell", "attrs": {}, "content": [{"type": "paragraph", "content": [text]}]}
+        row = {"type": "tableRow", "content": [cell] * 6}
+        return json.loads(json.dumps({"type": "doc", "content": [{"type": "table", "content": [row] * 5}, shown]}))
 
 
 async def read(comments: Comments, *, full: bool) -> Issue:
@@ -86,11 +101,44 @@ async def test_a_listing_holds_no_texts_of_comments_and_shows_the_same_access() 
     )
 
 
+async def test_comments_of_very_many_small_parts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objects that tables are made of take twelve times the memory of their JSON, and counted as text: an issue
+    with 400 small tables was too large."""
+    monkeypatch.setattr(client, "MAX_COMMENTS_BYTES", 100_000)
+    issue = await read(Tables(9, 50), full=True)
+    assert all(
+        isinstance(document(part, issue, None), Document)
+        for part in parts(issue, PROJECT, Rules(), OPTIONS)
+        if part.attachment is None
+    )
+
+
+async def test_very_many_public_comments_do_not_take_the_place_of_restricted_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Customers write public comments of a request: the agents' own comments were no longer found."""
+    monkeypatch.setattr(client, "MAX_COMMENTS_BYTES", 100_000)
+    issue = await read(Comments(2_000, 200, internal=5), full=True)
+    public, internal = [
+        document(part, issue, None) for part in parts(issue, PROJECT, Rules(), OPTIONS) if part.attachment is None
+    ]
+    assert isinstance(public, Unreadable)
+    assert isinstance(internal, Document)
+    assert "aaa199" in internal.content
+
+
+NAMES = {name: name for name in ("", "a.png", "b.txt")}
+
+
 @pytest.mark.parametrize("body", [None, "!a.png! and [^b.txt]", ["odd"], {"type": "media", "attrs": {"type": "file"}}])
 def test_a_comment_without_its_text_shows_the_same_files(body: object) -> None:
-    from connectors.jira.content import _Shown
-    from tests.unit.connectors.jira.test_model import said
-
     comment = said(body=body)
-    assert _Shown.of([without_text(comment)]) == _Shown.of([comment])
-    assert make()
+    assert _Shown.of([without_text(comment, NAMES)]) == _Shown.of([comment])
+    assert _Shown.of([without_text(packed(comment)[0], NAMES)]) == _Shown.of([comment])
+
+
+def test_a_comment_of_very_many_invented_names_takes_no_more_memory_without_its_text() -> None:
+    """A text of 32 kB became 4 MB."""
+    comment = without_text(said(body="!a.png!" + "".join(f"!{n:x}!" for n in range(6_000))), NAMES)
+    assert size_of([*comment.body.shown]) < 1_000
+    assert _Shown.of([comment]).names == {"a.png"}
