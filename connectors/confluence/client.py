@@ -209,6 +209,10 @@ def people_in(json: Json) -> Iterable[Person]:
             yield account
 
 
+def text_of_comment(json: Json) -> str:
+    return str(_nested(json, "body", "storage", "value") or "")
+
+
 def comment_v1(json: Json) -> Comment:
     above = json.get("ancestors") or []
     inline = _nested(json, "extensions", "location") == "inline"
@@ -216,7 +220,7 @@ def comment_v1(json: Json) -> Comment:
         id=str(json["id"]),
         version_number=int(json["version"]["number"]),
         modified_at=str(json["version"]["when"]),
-        body=str(_nested(json, "body", "storage", "value") or ""),
+        body=text_of_comment(json),
         parent=str(above[-1]["id"]) if above else None,
         selection=str(_nested(json, "extensions", "inlineProperties", "originalSelection") or "") if inline else None,
         author=person(_nested(json, "history", "createdBy") or _nested(json, "version", "by") or {}).id,
@@ -324,7 +328,7 @@ def comment_v2(json: Json, parent: str | None) -> Comment:
         id=str(json["id"]),
         version_number=int(version["number"]),
         modified_at=str(version["createdAt"]),
-        body=str(_nested(json, "body", "storage", "value") or ""),
+        body=text_of_comment(json),
         parent=parent,
         selection=str(selection) if selection else None,
         author=str(version.get("authorId") or ""),

@@ -9,7 +9,7 @@ where it is not, the chain is read from v2 and the restrictions one at a time. A
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -214,8 +214,15 @@ def is_complete_chain(page: Content, above: Sequence[str], parents: Mapping[str,
     return expected is None
 
 
+def _others(comments: Iterable[Comment], read: Iterable[Comment]) -> list[Comment]:
+    """Return the comments that were not read, for the revision of their page: a listing knows them, and the page would
+    be read again with each sweep."""
+    ids = {comment.id for comment in read}
+    return [replace(comment, body="", author="") for comment in comments if comment.id not in ids]
+
+
 async def page_comments(api: Api, page: Content) -> list[Comment]:
-    """Read at most MAX_COMMENTS comments of a page, with their replies, and no more than a document can hold."""
+    """Read at most MAX_COMMENTS comments of a page, with replies; without texts where no document can hold them."""
     comments: list[Comment] = []
     length = 0
     for kind in ("footer-comments", "inline-comments"):
@@ -225,9 +232,9 @@ async def page_comments(api: Api, page: Content) -> list[Comment]:
             async for json in api.all_results(path, limit=MAX_LISTED, **{"body-format": "storage"}):
                 with reading_data():
                     comment = client.comment_v2(json, parent)
-                comments.append(comment)
+                comments.append(replace(comment, body="") if length > MAX_STORAGE_CHARACTERS else comment)
                 length += len(comment.body)
-                if len(comments) >= MAX_COMMENTS or length > MAX_STORAGE_CHARACTERS:
+                if len(comments) >= MAX_COMMENTS:
                     return comments
                 pending.append((f"api/v2/{kind}/{path_segment(comment.id)}/children", comment.id))
     return comments
@@ -388,27 +395,31 @@ class Cloud:
             return list(contents)
         comments: dict[str, list[Comment]] = {}
         errors: dict[str, PenstockError] = {}
+
+        async def search(batch: Sequence[str]) -> None:
+            async for json in self._search_each(f"type = comment and container in ({cql_list(batch)})"):
+                page = name_of(json, lambda json: json["container"]["id"])
+                try:
+                    with reading_data():
+                        comments.setdefault(page, []).append(client.comment_v1(json))
+                except BadData as error:
+                    errors[page] = error
+
         if not certain:
-
-            async def search(batch: Sequence[str]) -> None:
-                async for json in self._search_each(f"type = comment and container in ({cql_list(batch)})"):
-                    page = name_of(json, lambda json: json["container"]["id"])
-                    try:
-                        with reading_data():
-                            comments.setdefault(page, []).append(client.comment_v1(json))
-                    except BadData as error:
-                        errors[page] = error
-
             ids = [content.id for content in contents]
             await gather_or_cancel(*(search(batch) for batch in batched(ids, MAX_IDS)))
         if full:
-            commented = [content for content in contents if certain or content.id in comments]
-            comments = {}
-            for content in commented:
+            for content in [content for content in contents if certain or content.id in comments]:
                 try:
-                    comments[content.id] = await page_comments(self._api, content)
+                    read = await page_comments(self._api, content)
                 except BadData as error:
                     errors[content.id] = error
+                    continue
+                if len(read) >= MAX_COMMENTS:
+                    if certain:
+                        await search([content.id])
+                    read += _others(comments.get(content.id, ()), read)
+                comments[content.id] = read
         if errors and failed is None:
             raise next(iter(errors.values()))
         (failed if failed is not None else {}).update(errors)

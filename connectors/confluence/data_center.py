@@ -28,9 +28,9 @@ from connectors.confluence.client import (
     search_changes,
     selected_spaces,
 )
+from connectors.confluence.content import MAX_STORAGE_CHARACTERS
 from connectors.confluence.model import Change, Content, Kind, Listing, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
-from connectors.rows import size_of
 from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, reading_data
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
@@ -42,9 +42,6 @@ OVERLAP_RESULTS = 5
 """Each page of a listing repeats this many results of the previous one, because removing content moves the rest up."""
 MAX_LISTED, MAX_BODIES = 200, 50
 """Results in one response with expansions, and with bodies (confluence.atlassian.com: “limits results to 50”)."""
-MAX_TEXTS_BYTES = 64 * 1024 * 1024
-"""The most memory that the texts of the comments of one page take: the 16 million characters that are converted, as
-Python holds them. Beyond that no further comments are read."""
 MAX_CONCURRENT_REQUESTS = 4
 CONTENT = "rest/api/content"
 SCAN = "scan"
@@ -174,8 +171,8 @@ class DataCenter:
         return contents
 
     async def _nested_results(self, expanded: Any, page: str, path: str, expand: str) -> list[Json]:
-        """Return the comments or attachments of a page. The response about the page holds only the first of them; if
-        there are more, the whole listing is read."""
+        """Return the comments or attachments of a page, without texts once they are more than a document can hold. The
+        response about the page holds only the first of them; if there are more, the whole listing is read."""
         with reading_data():
             first = expanded[path.rpartition("/")[2]]
             results = list(first["results"])
@@ -183,13 +180,11 @@ class DataCenter:
                 return results
         address = f"rest/api/content/{path_segment(page)}/{path}"
         depth = {"depth": "all"} if path.startswith("descendant") else {}
-        results, size = [], 0
+        results, length = list[Json](), 0
         async for result in self._api.all_results(address, expand=expand, limit=MAX_LISTED, **depth):
-            results.append(result)
             with reading_data():
-                size += size_of(result.get("body"))
-            if size > MAX_TEXTS_BYTES:
-                break
+                results.append({**result, "body": None} if length > MAX_STORAGE_CHARACTERS else result)
+                length += len(client.text_of_comment(result))
         return results
 
     async def get(self, ids: Sequence[str], *, bodies: bool = True) -> Sequence[Content]:

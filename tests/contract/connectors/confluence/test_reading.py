@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from connectors.atlassian import Person
-from connectors.confluence import content
+from connectors.confluence import cloud, content
 from connectors.confluence.markup import users
 from connectors.source import Document, Gone, Listed, Unreadable
 from connectors.strangers import Strangers
@@ -253,6 +253,19 @@ async def test_all_comments_and_attachments_are_read_over_several_pages_of_resul
     assert len(read) == len(listed) == 61
     assert all(f"Remark {n}." in read[page.id].content for n in range(60))  # type: ignore[union-attr]
     assert listed[page.id].revision == read[page.id].revision
+
+
+async def test_a_page_of_more_comments_than_are_read_is_not_read_again_with_each_sweep(
+    site: Wiki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "MAX_COMMENTS", 3)
+    page = site.page("Busy")
+    first, *_ = [site.state.add_comment(page.id, f"<p>Remark {n}.</p>") for n in range(5)]
+    site.state.add_comment(page.id, "<p>Reply.</p>", parent=first.id)
+    listed, read, [fetched] = await site.slim(), await site.full(), await site.source.fetch([page.id])
+    assert isinstance(fetched, Document)
+    assert fetched == read[page.id]
+    assert fetched.revision == listed[page.id].revision
 
 
 async def test_broken_and_too_large_attachments_are_unreadable_entries(site: Wiki) -> None:
