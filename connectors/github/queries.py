@@ -258,9 +258,9 @@ class _Room:
 
 
 async def _rest(api: Api, id: str, type_: str, connection: str, first: Any, room: _Room) -> list[Json]:
-    """Return all nodes of a connection of which ``first`` is the first page. ``connection`` uses ``$after``. Raises
-    TooMuchText."""
-    rows, after = room.take(nodes(first)), following(first)
+    """Return all nodes of a connection of which ``first`` is the first page, which ``room`` holds already.
+    ``connection`` uses ``$after``. Raises TooMuchText."""
+    rows, after = nodes(first), following(first)
     name = connection.partition("(")[0]
     text = f"query($id: ID!, $after: String) {{ node(id: $id) {{ ... on {type_} {{ {connection} }} }} }}{_COMMENT}"
     while after is not None:
@@ -276,6 +276,7 @@ async def _rest(api: Api, id: str, type_: str, connection: str, first: Any, room
 async def complete(api: Api, kind: Kind, item: Json) -> Json:
     """Return a document with the comments that are not on their first page. Raises TooMuchText."""
     room = _Room()
+    room.take([item])
     if kind == "discussions":
         comments = await _rest(api, item["id"], "Discussion", DISCUSSION_COMMENTS, item["comments"], room)
         for number, comment in enumerate(comments):

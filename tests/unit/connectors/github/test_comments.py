@@ -37,3 +37,14 @@ async def test_a_document_of_very_many_long_comments_takes_a_bounded_amount_of_m
     with pytest.raises(TooMuchText):
         await complete(cast(Any, api), kind, item)
     assert 15 < api.requests < 25
+
+
+@pytest.mark.parametrize("kind", ["pull_requests", "discussions"])
+async def test_comments_that_answer_others_are_counted_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They counted as part of the first response, and again by themselves: half of the text was too large."""
+    monkeypatch.setattr(queries, "MAX_DOCUMENT_BYTES", 300_000)
+    said = {"nodes": [{"id": f"{n}", "body": "a" * 10_000} for n in range(20)]}
+    outer, inner = ("comments", "replies") if kind == "discussions" else ("reviews", "comments")
+    item = {"id": "i", "comments": {"nodes": []}, outer: {"nodes": [{"id": "c", "body": "", inner: said}]}}
+    read = await complete(cast(Any, None), kind, item)
+    assert len(str(read)) > 200_000
