@@ -68,6 +68,8 @@ MAX_STORED_BYTES = 16 * 1024 * 1024
 """Text that the ledger has of the documents that a batch deletes, and that they may be brought back with. A document
 has up to eight such texts of 4 MiB, and a batch of deletes is a kilobyte: where there is more, it is accepted in
 parts."""
+MAX_PROMPT_STORED_BYTES = 1024 * 1024
+"""Where a batch loads more of such text, its other events are accepted before."""
 EXCESS_NANOSECONDS = 50_000_000
 """A document that takes so much more of the processor than its size suggests is charged for it afterwards."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
@@ -120,7 +122,8 @@ class Detect:
         self.batch_size = batch_size
         self._grace_seconds = grace_seconds
         self._budget = LiveBudget(live_per_second)
-        self._large = LargeTexts()
+        self._large, self._stored = LargeTexts(), LargeTexts()
+        """Places for texts that arrive, and for texts that the ledger has: nobody's deletes wait for conversions."""
         self._deferred: Counter[bytes] = Counter()
         """Documents moved to the backfill topic since the last log line, by source."""
         self._log_deferred_at = -math.inf
@@ -301,7 +304,7 @@ class Detect:
             async with self._large.place([arrival.text or "" for arrival in arrivals]):
                 predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
             async with (
-                self._large.place_for(stored),
+                self._stored.place_for(stored),
                 self._pool.connection() as connection,
                 connection.transaction(),
             ):
@@ -399,20 +402,23 @@ def _prompt_first(accepted: Sequence[tuple[DocumentEvent, Incoming]]) -> list[li
 
 
 def parted(arrivals: Sequence[Arrival], stored: Mapping[UUID, int]) -> list[tuple[list[Arrival], int]]:
-    """The batch in parts of at most MAX_STORED_BYTES or one document, each with its bytes. All events of a document are
-    in one part, in their order. stored: the bytes by document."""
+    """The batch in parts of at most MAX_STORED_BYTES or one document, each with its bytes; where there are many, first
+    the events that load none: a revocation does not wait for somebody's large texts. All events of a document are in
+    one part, in their order. stored: the bytes by document."""
+    if (total := sum(stored.values())) <= MAX_PROMPT_STORED_BYTES:
+        return [(list(arrivals), total)]
     parts: list[tuple[list[Arrival], int]] = [([], 0)]
-    part_of: dict[UUID, int] = {}
-    for arrival in arrivals:
+    part_of = dict[UUID, int]()
+    for arrival in sorted(arrivals, key=lambda arrival: stored.get(arrival.identity.id, 0) > 0):
         id_ = arrival.identity.id
         if id_ not in part_of:
             size, (_, held) = stored.get(id_, 0), parts[-1]
-            if held and held + size > MAX_STORED_BYTES:
+            if (size and not held) or held + size > MAX_STORED_BYTES:
                 parts.append(([], 0))
             part_of[id_] = len(parts) - 1
             parts[-1] = parts[-1][0], parts[-1][1] + size
         parts[part_of[id_]][0].append(arrival)
-    return parts
+    return [part for part in parts if part[0]]
 
 
 def _groups(message: DocumentUpserted, producer: str | None) -> list[tuple[str, str]]:

@@ -491,13 +491,14 @@ def test_a_batch_of_deletes_loads_few_texts_at_a_time(bench: Bench, monkeypatch:
     bench.run(bench.detect.handle(events(DocumentUpserted, 10, version=9, content="the higher version")))
     bench.run(bench.detect.handle(events(DocumentUpserted, 30, version=1, content="the later one")))
     monkeypatch.setattr(detect, "MAX_STORED_BYTES", 2 * len("the later one\n"))
+    monkeypatch.setattr(detect, "MAX_PROMPT_STORED_BYTES", 10)
     monkeypatch.setattr(manifests, "LARGE_CHARACTERS", 10)
     loaded: list[tuple[int, bool]] = []
     load = documents.load_superseded
 
     async def watched(connection: Any, ids: Collection[UUID]) -> Any:
         rows = await load(connection, ids)
-        loaded.append((len(rows), bench.detect._large._places._value < manifests.LARGE_AT_ONCE))
+        loaded.append((len(rows), bench.detect._stored._places._value < manifests.LARGE_AT_ONCE))
         return rows
 
     monkeypatch.setattr(documents, "load_superseded", watched)
@@ -506,3 +507,36 @@ def test_a_batch_of_deletes_loads_few_texts_at_a_time(bench: Bench, monkeypatch:
     for name in names:
         row = bench.tables["documents"][document_id(TENANT, SOURCE, name),]
         assert (row["version"], row["deleted_at"]) == (1, None)
+
+
+def test_a_revocation_does_not_wait_for_the_stored_texts_of_other_documents(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in one transaction with deletes that waited for a place among large texts, behind long conversions."""
+
+    def one(kind: type[AnyMessage], second: int, name: str, **fields: Any) -> Incoming:
+        return bench.incoming(bench.event(kind, second, external_id=name, **fields))
+
+    bench.run(bench.detect.handle([one(DocumentUpserted, 10, "a", version=9, content="the higher version")]))
+    bench.run(bench.detect.handle([one(DocumentUpserted, 30, "a", version=1, content="the later one")]))
+    bench.run(bench.detect.handle([one(DocumentUpserted, 10, "b", acl_tags=["staff"])]))
+    monkeypatch.setattr(detect, "MAX_PROMPT_STORED_BYTES", 10)
+    monkeypatch.setattr(manifests, "LARGE_CHARACTERS", 10)
+    access = bench.tables["documents"][document_id(TENANT, SOURCE, "b"),]["access_id"]
+    revoked: list[bool] = []
+    load = documents.load_superseded
+
+    async def watched(connection: Any, ids: Collection[UUID]) -> Any:
+        if ids:
+            revoked.append(bench.tables["documents"][document_id(TENANT, SOURCE, "b"),]["access_id"] != access)
+        return await load(connection, ids)
+
+    monkeypatch.setattr(documents, "load_superseded", watched)
+
+    async def handle() -> None:
+        async with bench.detect._large._places, bench.detect._large._places:  # held by conversions
+            batch = [one(DocumentDeleted, 20, "a"), one(AccessChanged, 40, "b", acl_tags=["board"])]
+            await asyncio.wait_for(bench.detect.handle(batch), 20)
+
+    bench.run(handle())
+    assert revoked == [True]
