@@ -29,6 +29,7 @@ from connectors.runner.membership import (
     PublishedSet,
     changed_sets,
     expressible,
+    in_thread,
     is_group,
     merge_listing,
     tags_by_principal,
@@ -241,7 +242,7 @@ class Identities:
         """Compare every group, and every principal that was ever published."""
         known, published = await self._tables.all_groups(), await self._tables.all_published()
         # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
-        after, held, changed, cut = await asyncio.to_thread(_compare, known, published, listed, at)
+        after, held, changed, cut = await in_thread(_compare, known, published, listed, at)
         self._cut = [] if not cut else [_too_many_tags(self._holder.source, cut)]
         await self._tables.replace_groups(known, after)  # before publishing: needed after a crash
         for start in range(0, len(changed), PRINCIPALS_PER_PAGE):

@@ -12,10 +12,12 @@ import asyncio
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, LiteralString
+from functools import partial
+from typing import Literal, LiteralString, ParamSpec, TypeVar
 
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
@@ -25,6 +27,16 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.stores.stored_json import from_jsonb, to_jsonb
 from topics.messages import MAX_GROUPS
 from topics.registry import MAX_MESSAGE_BYTES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="memberships")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function of many memberships in a thread that nothing else uses: those of asyncio may be busy for minutes
+    with somebody's large documents, and a transaction that waits so long ends."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(function, *args, **kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +298,7 @@ class MembershipTables:
 
     async def confirm(self, batch: Sequence[ChangedSet]) -> None:
         """Record that Kafka has these sets. A principal that another process has marked since then stays in doubt."""
-        digests = await asyncio.to_thread(lambda: [digest(changed.tags) for changed in batch])
+        digests = await in_thread(lambda: [digest(changed.tags) for changed in batch])
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -406,12 +418,12 @@ class MembershipTables:
             above |= outer
         stamp = datetime.min  # not used by ``tags_by_principal``
         groups = {tag: GroupMembers(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above}
-        return await asyncio.to_thread(tags_by_principal, groups)
+        return await in_thread(tags_by_principal, groups)
 
     async def _changed_sets(self, connection: Connection, page: Sequence[str], at: datetime) -> list[ChangedSet]:
         """In a thread: five hundred people with ten thousand tags each take seconds."""
         tags_of, published = await self._tags_of(connection, page), await self._published(connection, page)
-        return await asyncio.to_thread(changed_sets, tags_of, published, page, at)
+        return await in_thread(changed_sets, tags_of, published, page, at)
 
     async def _containing(
         self, connection: Connection, column: Literal["members", "of"], names: Sequence[str]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,22 @@ import pytest
 from connectors.clock import Clock, version_at
 from connectors.runner.compare import Row
 from connectors.runner.identities import Identities, _compare
-from connectors.runner.membership import ChangedSet, GroupMembers, PublishedSet, changed_sets, digest, expressible
+from connectors.runner.membership import (
+    ChangedSet,
+    GroupMembers,
+    MembershipTables,
+    PublishedSet,
+    changed_sets,
+    digest,
+    expressible,
+)
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, LeaseLost
 from connectors.source import Document, Entry, Gone, Listed
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.kafka.producer import Delivery, DeliveryUnknown, Stored
+from pipeline.stores.postgres import Pool
 from topics.codec import encode
 from topics.messages import MAX_CONTENT_BYTES, MAX_GROUPS, AnyMessage, IdentityChanged
 from topics.registry import MAX_MESSAGE_BYTES, Topic
@@ -238,6 +248,29 @@ async def test_somebody_with_more_tags_than_a_message_holds_stops_nobody_elses(t
     assert len(encode(sent["ann"]).value) <= MAX_MESSAGE_BYTES
     published = {change.principal: PublishedSet(digest(change.tags), AT) for change in changed}
     assert _compare({}, published, groups, AT)[2] == []  # what does not fit is not published again and again
+
+
+async def test_memberships_do_not_wait_for_threads_that_convert_large_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All threads of asyncio may be busy for minutes, and the transaction of a lost group ended after one."""
+
+    async def containing(_tables: object, _connection: object, column: str, _names: object) -> list[tuple[str, str]]:
+        return [("ann", "staff")] if column == "members" else []
+
+    async def published(*_: object) -> dict[str, PublishedSet]:
+        return {}
+
+    monkeypatch.setattr(MembershipTables, "_containing", containing)
+    monkeypatch.setattr(MembershipTables, "_published", published)
+    tables, converted = MembershipTables(cast(Pool, None), HOLDER), Event()
+    conversions = [asyncio.create_task(asyncio.to_thread(converted.wait, 30)) for _ in range(40)]
+    try:
+        changed = await asyncio.wait_for(tables._changed_sets(cast(Any, None), ["ann"], AT), 10)
+    finally:
+        converted.set()
+        await asyncio.gather(*conversions)
+    assert [(each.principal, each.tags) for each in changed] == [("ann", frozenset({"staff"}))]
 
 
 def test_tags_that_fit_are_all_held() -> None:
