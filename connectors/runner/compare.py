@@ -25,7 +25,7 @@ MAX_ID_BYTES = 2_000
 MAX_REVISION_CHARACTERS = 1_000
 MAX_MESSAGE_CHARACTERS = 2_000
 
-MAX_EXAMINED_TAGS = 10 * MAX_TAGS
+MAX_COMPARED_TAGS = 10 * MAX_TAGS
 """Tags that are looked into: a million, which a row of a table may have, take a second, and nothing else runs."""
 
 _TAG = TypeAdapter(Tag)
@@ -260,7 +260,7 @@ def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tupl
     An invalid required tag, or too many tags of either kind, deny everybody: access that cannot be expressed is denied.
     An invalid tag of acl_tags admits nobody and is dropped.
     """
-    if max(len(acl_tags), len(required_tags)) > MAX_EXAMINED_TAGS:
+    if max(len(acl_tags), len(required_tags)) > MAX_COMPARED_TAGS:
         return (), ()
     acl = tuple(sorted({tag for tag in acl_tags if is_tag(tag)}))
     if not all(map(is_tag, required_tags)):

@@ -1,4 +1,4 @@
-"""The documents that a listing has shown, and the parts that it could not show, for the end of a sweep."""
+"""The documents of a listing, and the parts that it lacks, which the end of a sweep compares with the rows."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ async def test_memberships_do_not_wait_for_threads_that_convert_large_documents(
     finally:
         converted.set()
         await asyncio.gather(*conversions)
-    assert [(each.principal, each.tags) for each in changed] == [("ann", frozenset({"staff"}))]
+    assert [(change.principal, change.tags) for change in changed] == [("ann", frozenset({"staff"}))]
 
 
 def test_tags_that_fit_are_all_held() -> None:
