@@ -388,11 +388,12 @@ class GitHub:
     async def _entry(self, place: Repository, name: str, kind: Kind, item: Json) -> Entry | None:
         try:
             with reading_data():
-                async with self._completing:
-                    complete = await queries.complete(self._api, kind, item)
-                    return document(kind, place, complete, self._options.public_acl_tags)
-        except queries.TooMuchText:
-            return too_large(kind, place, item, self._options.public_acl_tags)
+                try:
+                    async with self._completing:
+                        complete = await queries.complete(self._api, kind, item)
+                        return document(kind, place, complete, self._options.public_acl_tags)
+                except queries.TooMuchText:
+                    return too_large(kind, place, item, self._options.public_acl_tags)
         except BadData as error:
             if not name.isdecimal():
                 self._context.set_aside.add("listing", f"{SINGULAR[kind]} {name} of {place.name}", error)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from connectors.fakes.github import FakeGitHub, Place
+from connectors.github import queries
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from pipeline.core.normalise import RECORD_SEPARATOR
 from tests.support.connectors.github_kit import Desk, desk_in
@@ -154,6 +155,22 @@ async def test_a_document_of_more_than_4_mib_is_unreadable_under_its_access(desk
     entry = await one(desk.github(), f"{place.id}/{number}")
     assert isinstance(entry, Unreadable)
     assert (entry.code, entry.acl_tags) == ("too_large", (f"repository:{place.id}",))
+
+
+async def test_a_document_whose_comments_do_not_fit_is_unreadable_under_its_access_and_stops_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MAX_DOCUMENT_BYTES", 50_000)
+    place = desk.fake.repository("acme/handbook")
+    numbers = [desk.fake.add(place, "Issue", title, "Text.") for title in ("Large", "Small")]
+    for _ in range(150):
+        desk.fake.comment(place, numbers[0], "ines", "x" * 500)
+    source = desk.github()
+    large, small = [await one(source, f"{place.id}/{number}") for number in numbers]
+    assert isinstance(large, Unreadable)
+    assert (large.code, large.acl_tags) == ("too_large", (f"repository:{place.id}",))
+    assert isinstance(small, Document)
+    assert (await listing(source))[large.external_id].revision == large.revision
 
 
 async def test_a_renamed_or_transferred_repository_keeps_its_ids_although_the_settings_name_it(desk: Desk) -> None:
