@@ -324,8 +324,9 @@ def _compare(
     after = merge_listing(known, listed, at, None)
     tags = tags_by_principal(after)
     held = set[str]().union(*tags.values())
-    cut = sum(len(expressible(of_one)) < len(of_one) for of_one in tags.values())
-    return after, held, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at), cut
+    fitting = {principal: expressible(of_one) for principal, of_one in tags.items()}
+    cut = sum(len(fitting[principal]) < len(of_one) for principal, of_one in tags.items())
+    return after, held, changed_sets(fitting, published, sorted(tags.keys() | published.keys()), at), cut
 
 
 def _too_many_tags(source: str, principals: int) -> Problem:
@@ -333,7 +334,7 @@ def _too_many_tags(source: str, principals: int) -> Problem:
         source,
         "identity_too_large",
         f"{principals} people hold more than {MAX_GROUPS:,} tags, or more than a message can hold: they hold only the"
-        " first ones in their order; restrict fewer documents one by one",
+        " first ones of each kind; restrict fewer documents one by one",
     )
 
 

@@ -273,6 +273,18 @@ async def test_memberships_do_not_wait_for_threads_that_convert_large_documents(
     assert [(change.principal, change.tags) for change in changed] == [("ann", frozenset({"staff"}))]
 
 
+def test_very_many_restricted_pages_take_nobodys_spaces() -> None:
+    """The first tags were held in the order of all: a member who restricted 100,000 pages to everybody left nobody a
+    space, so that nobody found anything."""
+    others = {"group:staff", "space:ENG", "space:OPS", "äußere:Gruppe", "without a kind"}
+    restrictions = {f"restriction:{n}" for n in range(MAX_GROUPS + 10)}
+    held = expressible(frozenset(others | restrictions))
+    assert len(held) == MAX_GROUPS
+    assert others <= held
+    assert held - others == {*sorted(restrictions)[: MAX_GROUPS - len(others)]}
+    assert others <= expressible(frozenset(others | {tag.ljust(480, chr(0x4E00)) for tag in restrictions}))
+
+
 def test_tags_that_fit_are_all_held() -> None:
     tags = frozenset(f"{n:05}{chr(0x4E00) * 80}" for n in range(50_000))
     assert expressible(tags) == tags
