@@ -16,8 +16,9 @@ from pipeline.stores.postgres import Connection
 
 log = structlog.get_logger()
 
-_LOCK_ATTEMPTS, _LOCK_WAIT, _LOCK_PAUSE_SECONDS = 10, "1s", 5.0
-"""Searches wait behind a change of the index's options, so it waits shortly for those that read it, several times."""
+_LOCK_ATTEMPTS, _LOCK_WAIT, _LOCK_PAUSE_SECONDS = 10, "1500ms", 5.0
+"""Searches wait behind a change of the index's options, so it waits shortly for those that read it, several times. It
+waits for longer than ``deadlock_timeout`` (1 s), after which Postgres ends an autovacuum that is in the way."""
 RESCORED: Mapping[Quantisation, int] = {"halfvec": 1, "binary": 4}
 """How many rows a walk has to fetch for each that is wanted, to be compared by their whole vectors: signs say little
 about the order of near rows (docs/adr/0106)."""
