@@ -14,7 +14,7 @@ from connectors.jira.content import _Shown, document, packed, parts, without_tex
 from connectors.jira.model import Comment, Issue, Rules
 from connectors.rows import size_of
 from connectors.source import Document, Unreadable
-from tests.unit.connectors.jira.test_model import OPTIONS, PROJECT, said
+from tests.unit.connectors.jira.test_model import OPTIONS, PROJECT, issue_json, said
 
 PER_PAGE = 50
 
@@ -55,18 +55,8 @@ class Tables(Comments):
 async def read(comments: Comments, *, full: bool) -> Issue:
     attachments = [{"id": "7", "filename": "1.pdf", "size": 5, "created": "2026-05-23T14:47:28.592+0000"}]
     site = Cloud(cast(Any, comments), OPTIONS)
-    row = {
-        "id": "10100",
-        "key": "ENG-1",
-        "fields": {
-            "summary": "A",
-            "project": {"id": "10000", "key": "ENG"},
-            "updated": "2026-05-23T14:47:28.592+0000",
-            "comment": {"comments": [], "total": 1_000_000},
-            "attachment": attachments,
-        },
-    }
-    issues, failed = await site._complete([row], full=full)
+    listed = issue_json(comment={"comments": [], "total": 1_000_000}, attachment=attachments)
+    issues, failed = await site._complete([listed], full=full)
     assert not failed
     return issues[0]
 

@@ -18,19 +18,22 @@ PROJECT = Project("10000", "ENG", "Engineering")
 DESK = Project("10000", "DESK", "Desk", is_service_desk=True)
 
 
+def issue_json(**fields: Any) -> dict[str, Any]:
+    """An issue as Jira returns it."""
+    return {
+        "id": "10100",
+        "key": "ENG-1",
+        "fields": {
+            "summary": "A",
+            "project": {"id": "10000", "key": "ENG"},
+            "updated": "2026-05-23T14:47:28.592+0000",
+            **fields,
+        },
+    }
+
+
 def make(**fields: Any) -> Issue:
-    return issue(
-        {
-            "id": "10100",
-            "key": "ENG-1",
-            "fields": {
-                "summary": "A",
-                "project": {"id": "10000", "key": "ENG"},
-                "updated": "2026-05-23T14:47:28.592+0000",
-                **fields,
-            },
-        }
-    )
+    return issue(issue_json(**fields))
 
 
 def said(**fields: Any) -> Comment:
