@@ -168,11 +168,13 @@ class Objects(SmallSource):
         except (AccessDenied, NotReadable) as error:
             if not isinstance(error.__cause__, Retryable):  # after which the store was checked already
                 await self.blocking(self._store.check)  # raises where the store or the credentials are the reason
-            denied = f"the store denies access to {name}: allow the account to read it"
+            code, message = "unavailable", f"{name} {error}"
+            if isinstance(error, AccessDenied):
+                code, message = "access_denied", f"the store denies access to {name}: allow the account to read it"
             return Unreadable(
                 external_id=external_id,
-                code="access_denied" if isinstance(error, AccessDenied) else "unavailable",
-                message=denied if isinstance(error, AccessDenied) else f"{name} {error}",
+                code=code,
+                message=message,
                 acl_tags=policy.acl_tags,
                 required_tags=policy.required_tags,
             )
