@@ -492,15 +492,15 @@ def load() -> Settings:
         raise explained(error) from error
     except SettingsError as error:  # names field and source, never the value
         raise Misconfigured(f"{error}: it has to be JSON") from None
-    for name, meant in misspelt(variable_names()).items():
-        if name not in _LOGGED:
-            _LOGGED.add(name)
-            log.warning("setting_unknown", name=name, says=f"it has no effect: is {meant} meant?")
+    new = variable_names() - _EXAMINED
+    _EXAMINED.update(new)
+    for name, meant in misspelt(new).items():
+        log.warning("setting_unknown", name=name, says=f"it has no effect: is {meant} meant?")
     return settings
 
 
-_LOGGED: set[str] = set()
-"""Misspelt variables that this process has logged."""
+_EXAMINED: set[str] = set()
+"""Names of variables that this process has examined: comparing one with all settings takes milliseconds."""
 
 
 def misspelt(variables: Iterable[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def test_a_secret_file_that_only_a_connector_reads_keeps_no_process_from_startin
     (tmp_path / "PENSTOCK_WIKI_CERTIFICATE").write_bytes(b"\xff\xfe")
     (tmp_path / "PENSTOCK_TRIAL").write_text("required")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(tmp_path))
-    monkeypatch.setattr(settings, "_LOGGED", set())
+    monkeypatch.setattr(settings, "_EXAMINED", set())
     with capture_logs() as logged:
         load()
         load()
