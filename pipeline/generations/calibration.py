@@ -123,14 +123,13 @@ async def calibrate(
 
 async def _sample(connection: Connection, generation: Generation) -> tuple[list[str], Vectors]:
     chunks = sql.Identifier(generation.chunk_table)
-    cursor = await connection.execute(
-        sql.SQL("SELECT text, embedding FROM {} ORDER BY id LIMIT %s").format(chunks), [SAMPLED_CHUNKS], binary=True
-    )
+    if await graph.rows(connection, generation, most=SAMPLED_CHUNKS) < SAMPLED_CHUNKS:
+        statement, values = sql.SQL("SELECT text, embedding FROM {chunks} ORDER BY id"), []
+    else:
+        statement = _RUNS
+        values = [[UUID(bytes=token_bytes(16)) for _ in range(SAMPLED_CHUNKS // RUN_CHUNKS)], RUN_CHUNKS]
+    cursor = await connection.execute(statement.format(chunks=chunks), values, binary=True)
     rows = await cursor.fetchall()
-    if len(rows) == SAMPLED_CHUNKS:
-        places = [UUID(bytes=token_bytes(16)) for _ in range(SAMPLED_CHUNKS // RUN_CHUNKS)]
-        cursor = await connection.execute(_RUNS.format(chunks=chunks), [places, RUN_CHUNKS], binary=True)
-        rows = await cursor.fetchall()
     vectors = [v.to_numpy() if hasattr(v, "to_numpy") else v for _, v in rows]
     return [text for text, _ in rows], np.asarray(vectors, dtype=np.float32)
 
