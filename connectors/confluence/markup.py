@@ -21,7 +21,7 @@ from bs4.element import NavigableString, Tag
 from lxml import etree, html  # type: ignore[import-untyped]
 
 from connectors.references import without_long_numbers
-from pipeline.core.html import Converter
+from pipeline.core.html import LinearConverter
 
 NAMESPACES = {
     "ac": "http://atlassian.com/content",
@@ -478,7 +478,7 @@ class TooLong(Exception):
     """A document is too long as Markdown."""
 
 
-class _Markdown(Converter):
+class _Markdown(LinearConverter):
     """The conversion, with code fences that name the language and are longer than any fence in the code."""
 
     def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:

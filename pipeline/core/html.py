@@ -104,7 +104,7 @@ def _is_hidden(attributes: Any) -> bool:
     return bool(_HIDDEN_STYLE.search(str(attributes.get("style", "")).lower()))
 
 
-class Converter(MarkdownConverter):
+class LinearConverter(MarkdownConverter):
     """The library's conversion, with lists in time proportional to their items."""
 
     def __init__(self, **options: Any) -> None:
@@ -125,7 +125,7 @@ class Converter(MarkdownConverter):
         return f"{bullet}{indented[len(bullet) :]}\n"
 
 
-class _Converter(Converter):
+class _PageConverter(LinearConverter):
     """No images (their alternative text stays), and of links only those that lead somewhere."""
 
     def __init__(self, **options: Any) -> None:
@@ -201,7 +201,7 @@ def to_markdown(html: str) -> str:
         parser.feed(html.encode())
         markdown = parser.close()
     else:
-        markdown = _Converter(
+        markdown = _PageConverter(
             heading_style="atx", escape_asterisks=False, escape_underscores=False, table_infer_header=True
         ).convert_soup(_Visible(html))
     markdown = "\n".join(line.rstrip(" \t") for line in markdown.split("\n"))
