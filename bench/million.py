@@ -84,7 +84,9 @@ WIDEST = [*SHARES][-1]
 EF_SEARCH = (300, 600, 1_000)
 """Further sizes of a walk's candidate list with which recall is measured for who may read all."""
 BLOCK_ROWS = 10_000
-MEMORY_SECONDS, LOAD_SAMPLE_SECONDS = 10.0, 10.0
+SAMPLE_SECONDS = 10.0
+MEMORY_SECONDS = 60.0
+"""The kernel walks through all pages of each process, which takes seconds where thirty of Postgres share 6 GB."""
 STALLED_SECONDS = 900.0
 """A load that gets nowhere for that long has failed."""
 GRAPH_SECONDS = 4 * 3_600.0
@@ -269,7 +271,7 @@ async def load(system: System, growing: Growing, first: int, documents: int, pro
             done = state[0] >= documents and not state[1] and not state[2]
             if not progress or state != progress[-1][1:]:
                 moved = poll_began
-            if done or not progress or poll_began - began - progress[-1][0] >= LOAD_SAMPLE_SECONDS:
+            if done or not progress or poll_began - began - progress[-1][0] >= SAMPLE_SECONDS:
                 progress.append((round(poll_began - began, 1), *state))
             if publishing.done():
                 publishing.result()
@@ -608,7 +610,7 @@ async def migration(system: System, processes: Mapping[str, int], dimensions: in
         nonlocal least
         while True:
             least = min(least, shutil.disk_usage(system.folder).free)
-            await asyncio.sleep(MEMORY_SECONDS)
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     free = least
     changed = (
