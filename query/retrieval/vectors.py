@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isqrt, sqrt
+from math import isqrt
 from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
@@ -206,9 +206,7 @@ async def _candidates(connection: Connection, statement: sql.Composed, values: d
 
 _SETTINGS = """
     SELECT set_config('hnsw.ef_search', least(%(most)s, greatest(
-            2 * %(limit)s, coalesce(%(ef_search)s, %(least)s * greatest(
-                1, power(rows / %(least_rows)s, CASE WHEN careful THEN %(careful_growth)s ELSE %(growth)s END::float8)
-            ))
+            2 * %(limit)s, coalesce(%(ef_search)s, %(least)s * grown)
         ))::integer::text, true),
         set_config('hnsw.iterative_scan', 'relaxed_order', true),
         set_config('hnsw.max_scan_tuples', %(max_scan_tuples)s, true),
@@ -216,13 +214,18 @@ _SETTINGS = """
         set_config('random_page_cost', %(random_page_cost)s, true),
         set_config('statement_timeout', %(milliseconds)s, true),
         set_config('enable_seqscan', %(sequential)s, true),
-        rows
+        grown
     FROM (
         SELECT coalesce(max(greatest(reltuples, 0)), 0) FROM pg_class WHERE oid = to_regclass(%(table)s)
     ) size (rows) LEFT JOIN (
         SELECT %(careful)s = ANY(reloptions) FROM pg_class WHERE oid = to_regclass(%(graph)s)
-    ) graph (careful) ON true
+    ) graph (careful) ON true CROSS JOIN LATERAL (
+        SELECT greatest(
+            1, power(rows / %(least_rows)s, CASE WHEN careful THEN %(careful_growth)s ELSE %(growth)s END::float8)
+        )
+    ) growth (grown)
 """
+"""grown: how many times the candidate list of a small table the list has."""
 
 
 async def configure(
@@ -250,10 +253,10 @@ async def configure(
             "careful": f"m={CAREFUL_PARAMETERS.neighbours}",
         },
     )
-    [*_, rows] = await cursor.fetchone() or (0,)
+    [*_, grown] = await cursor.fetchone() or (1.0,)
     if generation.quantisation != "halfvec":
         return OVERFETCH * RESCORED[generation.quantisation] * limit
-    return round(limit * min(OVERFETCH, max(1, sqrt(rows / EF_SEARCH_ROWS))))
+    return round(limit * min(OVERFETCH, grown))
 
 
 _WALK = """

@@ -910,7 +910,7 @@ async def test_penstock_search_reports_an_unreachable_database_in_one_line(tmp_p
         (1_000_000, 16, None, 74, 949, 148),
         (9_000_000, 16, None, 74, 1_000, 148),  # the most that pgvector allows
         (100_000, 24, None, 74, 300, 74),
-        (1_000_000, 24, None, 74, 533, 148),
+        (1_000_000, 24, None, 74, 533, 132),
         (9_000_000, 24, None, 74, 924, 148),
         (9_000_000, 16, 120, 50, 120, 100),
         (100_000, 16, 120, 74, 148, 74),
