@@ -99,6 +99,8 @@ LogEvent = Literal[
     "review_not_recorded",
     "rows_erased",
     "rows_undivided",
+    "segments_merging",
+    "segments_not_merged",
     "service_misconfigured",
     "service_started",
     "service_stopping",

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.audit.refill import IndexGuard
 from pipeline.stages.keywords import KeywordSink, LateBulks
 from pipeline.stages.manifests import Chunker
+from pipeline.stages.segments import SegmentMerger
 from pipeline.stages.stage import Stage
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords
@@ -46,4 +47,5 @@ class KeywordsWorker:
             parts.metrics,
             repairs=parts.settings.audit.repair != "none",
         )
-        return [LateBulks(parts.pool, self._store, parts.metrics).run(), guard.run()]
+        late, merger = LateBulks(parts.pool, self._store, parts.metrics), SegmentMerger(self._es, parts.generations)
+        return [late.run(), merger.run(), guard.run()]

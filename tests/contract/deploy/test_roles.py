@@ -41,6 +41,7 @@ from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.hints import Sweeper
 from pipeline.stages.identities import Identities
 from pipeline.stages.keywords import LateBulks
+from pipeline.stages.segments import read_segments
 from pipeline.stages.stage import Incoming
 from pipeline.stores import graph
 from pipeline.stores.graph import create_graph
@@ -170,6 +171,8 @@ async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> 
         await sweeper.sweep()
         await library.execute("UPDATE open_bulks SET next_at = now()")
         await LateBulks(library.pool, Keywords(library.es), library.metrics).check_due()
+        await read_segments(library.es, library.generation.keyword_index)
+        await library.es.indices.forcemerge(index=library.generation.keyword_index, max_num_segments=1)
         await library.execute(
             f"DELETE FROM {library.generation.chunk_table} WHERE document_id ="
             " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"
