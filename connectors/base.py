@@ -9,12 +9,14 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -134,7 +136,8 @@ class SmallSource:
         SDK's own timeout: a thread that waits cannot be ended."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.reads_at_once, thread_name_prefix=self.context.name)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
+        call = partial(copy_context().run, function, *args, **kwargs)  # texts are counted there, too (connectors.room)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def check(self) -> Sequence[Problem]:
         """Check that ``start`` succeeds; that the first listed document can be read, and shows the same access and
@@ -199,7 +202,9 @@ class SmallSource:
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.page_documents):
             batch = ids[at : at + self.page_documents]
-            yield Page(await self.fetch(batch), {"after": batch[-1]})
+            async with aclosing(pages_of(batch, self.fetch, {"after": batch[-1]})) as portions:
+                async for page in portions:
+                    yield page
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         """Never called while ``start`` returns None."""

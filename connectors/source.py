@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from connectors.errors import BadEntry
 from connectors.protocol import Problem
+from connectors.room import hold
 from connectors.set_aside import SetAside
 from pipeline.core.errors import PenstockError
 from pipeline.core.metadata_keys import KeyType
@@ -116,6 +117,7 @@ class Document:
 
     def __post_init__(self) -> None:
         _check(self, _DOCUMENT)
+        hold((self.title, self.content, *self.metadata.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,11 @@ Entry = Document | Gone | Unreadable
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and the cursor from which reading continues after them."""
+    """Some entries, and the cursor from which reading continues after them; None: it continues where it did before
+    them, because a later page has the cursor."""
 
     entries: Sequence[Entry]
-    cursor: Cursor
+    cursor: Cursor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +339,8 @@ class Source(Protocol):
         ...
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        """Read these documents (at most 50) as they are now, each once, in any order."""
+        """Read these documents (at most 50) as they are now, each once, in any order. It lets TooMuchText of
+        ``Document`` pass, which says that they take too much memory: fewer of them are then requested."""
         ...
 
     def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:

@@ -32,6 +32,7 @@ from connectors.airbyte.options import AirbyteOptions
 from connectors.airbyte.program import Command, Ended, Program
 from connectors.airbyte.records import RecordsFile, Stream, prefix_of
 from connectors.base import SmallSource
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.rows import Row
 from connectors.sealed import SealedCredential
@@ -178,7 +179,9 @@ class Airbyte(SmallSource):
             ids, change = await asyncio.to_thread(self._file.changed, change, self.page_documents)
             if not ids:
                 return
-            yield Page(await self.fetch(ids), {"epoch": epoch, "change": change})
+            async with aclosing(pages_of(ids, self.fetch, {"epoch": epoch, "change": change})) as pages:
+                async for page in pages:
+                    yield page
 
     async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         await self._run_since(datetime.now(UTC))

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from connectors.atlassian import Person
+from connectors.room import hold
 from pipeline.core.errors import PenstockError
 
 Kind = Literal["page", "blogpost", "attachment"]
@@ -41,6 +42,7 @@ class Comment:
 
     def __post_init__(self) -> None:
         parse_time(self.modified_at)
+        hold((self.body,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Content:
 
     def __post_init__(self) -> None:
         parse_time(self.modified_at)
+        hold((self.body,))
 
     @property
     def is_readable(self) -> bool:

@@ -38,6 +38,7 @@ from connectors.confluence.model import (
 from connectors.confluence.oauth import AtlassianToken
 from connectors.confluence.options import ConfluenceOptions
 from connectors.listings import ListedPage, read_listings
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
 from connectors.set_aside import Failures, each, may_be_set_aside, read_isolated, reading_data
@@ -60,6 +61,7 @@ from connectors.source import (
 from connectors.strangers import Strangers
 from connectors.web import Answered, Denied, Forbidden, Limits, Missing, ServerFailed, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -356,21 +358,20 @@ class Confluence:
             changed = await self._recent_changes(minutes)
             while unread := progress.unread(changed):
                 for ids, changes in batches_by_document(unread, min(self._options.page_size, FETCH_BATCH_DOCUMENTS)):
-                    entries = await self._read(ids)
                     progress = progress.with_read(changes)
-                    yield Page(entries, progress.cursor)
+                    async with aclosing(pages_of(ids, self._read, progress.cursor)) as pages:
+                        async for page in pages:
+                            yield page
                 # A change during the search moves its document to the end, and another one across a page's edge.
                 changed = await self._recent_changes(minutes)
             trash = await self._trash(progress.trash)
             if newly_trashed := sorted(trash - progress.trash):
-                entries = [
-                    entry
-                    for start in range(0, len(newly_trashed), FETCH_BATCH_DOCUMENTS)
-                    for entry in await self._read(newly_trashed[start : start + FETCH_BATCH_DOCUMENTS])
-                ]
-            else:
-                entries = []
-            yield Page(entries, progress.with_trash(trash).completed(began, changed).cursor)
+                for start in range(0, len(newly_trashed), FETCH_BATCH_DOCUMENTS):
+                    batch = newly_trashed[start : start + FETCH_BATCH_DOCUMENTS]
+                    async with aclosing(pages_of(batch, self._read, progress.cursor)) as pages:
+                        async for page in pages:
+                            yield page
+            yield Page((), progress.with_trash(trash).completed(began, changed).cursor)
 
     async def _recent_changes(self, minutes: int) -> Sequence[Change]:
         """Raises ChangesMissed when the search fails again and again while other requests succeed."""
@@ -479,7 +480,7 @@ class Confluence:
                 raise
             log.warning("confluence_names_unreadable", connector=self._context.name, error=str(error))
         gate = asyncio.Semaphore(MAX_CONCURRENT_FILES)
-        return list(await asyncio.gather(*(self._entry(item, gate) for item in readable)))
+        return await gather_or_cancel(*(self._entry(item, gate) for item in readable))
 
     async def _read_names(self, people: Collection[str]) -> None:
         for batch in batched(sorted(id_ for id_ in people if id_ not in self._names.known), PEOPLE_AT_ONCE):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING
 
 from connectors.base import SmallSource
 from connectors.database.options import DatabaseOptions
 from connectors.database.topic import TopicTable
+from connectors.portions import pages_of
 from connectors.rows import Template
 from connectors.source import Context, Cursor, Entry, Gone, Group, Listed, Page, Playground, Unlisted
 from pipeline.core.errors import Misconfigured
@@ -71,7 +72,9 @@ class Database(SmallSource):
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         async for ids, following in self._reading.changes(cursor, self.page_documents):
-            yield Page(await self.fetch(ids) if ids else [], following)
+            async with aclosing(pages_of(ids, self.fetch, following)) as pages:
+                async for page in pages:
+                    yield page
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
         if self._sql is None or self.options.members_query is None:

@@ -7,7 +7,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,6 +24,7 @@ from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within, root_problem
 from connectors.listings import each_entry
 from connectors.paths import PATH_KEYS
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.set_aside import each
 from connectors.source import (
@@ -105,8 +106,10 @@ class Folder(SmallSource):
         ids = sorted(file.id for file in await asyncio.to_thread(self._files))
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.options.page_files):
-            page = ids[at : at + self.options.page_files]
-            yield Page(await self.fetch(page), {"after": page[-1]})
+            batch = ids[at : at + self.options.page_files]
+            async with aclosing(pages_of(batch, self.fetch, {"after": batch[-1]})) as pages:
+                async for page in pages:
+                    yield page
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         """Yield files whose inode has changed since. Deleted files, and files of a folder that was moved here, are left
@@ -115,8 +118,11 @@ class Folder(SmallSource):
         files = await asyncio.to_thread(self._files)
         ids = sorted(file.id for file in files if file.candidate.stat.st_ctime_ns >= cursor["since_ns"])
         for at in range(0, len(ids), self.options.page_files):
-            page = ids[at : at + self.options.page_files]
-            yield Page(await self.fetch(page), now if at + len(page) == len(ids) else cursor)
+            batch = ids[at : at + self.options.page_files]
+            following = now if at + len(batch) == len(ids) else cursor
+            async with aclosing(pages_of(batch, self.fetch, following)) as pages:
+                async for page in pages:
+                    yield page
 
     def _listed(self, candidate: Candidate) -> Listed:
         return Listed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
@@ -29,6 +29,7 @@ from connectors.github.content import (
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
 from connectors.github.wikis import Wikis
+from connectors.portions import pages_of
 from connectors.protocol import Problem, some
 from connectors.replay import Received
 from connectors.set_aside import Failures, code_of, each, name_of, read_isolated, reading_data
@@ -204,7 +205,9 @@ class GitHub:
                         ids = [external_id(place.id, number) for number in numbers[first : first + size]]
                         last = place.id if first + size >= len(numbers) else done
                         progress = {"at": at.isoformat(), "began": began.isoformat(), "after": last}
-                        yield Page(await self._read(ids), {**progress, **wikis})
+                        async with aclosing(pages_of(ids, self._read, {**progress, **wikis})) as pages:
+                            async for page in pages:
+                                yield page
                     done = place.id
             if self._reads_wikis:
                 progress = {"at": at.isoformat(), "began": began.isoformat(), "after": done}

@@ -124,7 +124,9 @@ class Wikis:
             source = await self._source(place)
             async with aclosing(cast("Any", source.full(None if after is None else {"after": after}))) as pages:
                 page: Page | None = await anext(pages, None)
-            return ([], None) if page is None else (await self._entries(place, page.entries), str(page.cursor["after"]))
+            if page is None or page.cursor is None:
+                return [], None
+            return await self._entries(place, page.entries), str(page.cursor["after"])
 
         return await self._isolated(place, read())
 
@@ -210,7 +212,7 @@ class Wikis:
         begin: Cursor = {"commit": None} if cursor is None else cursor
         try:
             async for page in source.changes(begin):
-                yield await self._entries(place, page.entries), page.cursor
+                yield await self._entries(place, page.entries), page.cursor or begin
         except CursorExpired:
             newest = await source.start()
             async for page in source.full(None):

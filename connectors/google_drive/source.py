@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import structlog
@@ -20,6 +23,7 @@ from connectors.google_drive.options import GoogleDriveOptions
 from connectors.google_drive.places import Links, Owners
 from connectors.google_drive.reading import NO_DRIVE, Corpus, Reading, Tree, missing_drive, missing_folder, owner_of
 from connectors.listings import ListedPage, read_listings
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.set_aside import reading_data
 from connectors.source import (
@@ -362,7 +366,10 @@ class GoogleDrive:
         expired = await self._memory.expired(self._now())
         for start in range(0, len(expired), self._options.page_size):
             ids = expired[start : start + self._options.page_size]
-            yield Page(await self._reading.fetch(ids, selected), {"tokens": dict(tokens)})
+            read = partial(self._reading.fetch, corpora=selected)
+            async with aclosing(pages_of(ids, read, {"tokens": dict(tokens)})) as pages:
+                async for page in pages:
+                    yield page
         unread = [corpus for corpus in selected if not tokens.get(corpus.key)]
         began = await self._logs_now(unread)
         known = {corpus.key: tokens.get(corpus.key) or began[corpus.key] for corpus in selected}
@@ -375,17 +382,20 @@ class GoogleDrive:
             batch = [corpus for corpus in selected[start : start + LOGS_AT_ONCE] if tokens[corpus.key]]
             while batch:
                 size = max(1, self._options.page_size // len(batch))
-                pages = await gather_or_cancel(*(self._log(corpus, tokens[corpus.key], size) for corpus in batch))
-                entries: dict[str, Entry] = {}
+                read_at = datetime.now(UTC)
+                logs = await gather_or_cancel(*(self._log(corpus, tokens[corpus.key], size) for corpus in batch))
+                changes: list[tuple[Corpus, Json]] = []
                 before = dict(tokens)
-                for corpus, page in zip(batch, pages, strict=True):
-                    changed = await self._changed(page.get("changes", ()), corpus, selected)
-                    entries |= {entry.external_id: entry for entry in changed}
-                    following = page.get("nextPageToken") or page.get("newStartPageToken")
+                for corpus, log in zip(batch, logs, strict=True):
+                    changes += [(corpus, change) for change in log.get("changes", ())]
+                    following = log.get("nextPageToken") or log.get("newStartPageToken")
                     tokens[corpus.key] = str(following or tokens[corpus.key])
-                if entries or tokens != before:
-                    yield Page(list(entries.values()), {"tokens": dict(tokens)})
-                batch = [corpus for corpus, page in zip(batch, pages, strict=True) if page.get("nextPageToken")]
+                if changes or tokens != before:
+                    changed = partial(self._changed, selected=selected)
+                    async with aclosing(pages_of(changes, changed, {"tokens": dict(tokens)}, began=read_at)) as pages:
+                        async for page in pages:
+                            yield page
+                batch = [corpus for corpus, log in zip(batch, logs, strict=True) if log.get("nextPageToken")]
 
     async def _log(self, corpus: Corpus, token: str, size: int) -> Json:
         """Return a page of a log of changes; an empty one for a user whose log cannot be read now."""
@@ -397,7 +407,15 @@ class GoogleDrive:
             self._skip(corpus, error)
             return {}
 
-    async def _changed(self, changes: Sequence[Json], corpus: Corpus, selected: Sequence[Corpus]) -> list[Entry]:
+    async def _changed(self, changes: Sequence[tuple[Corpus, Json]], selected: Sequence[Corpus]) -> list[Entry]:
+        """Return the entries of changes of several corpora, by which a file may be in more than one."""
+        entries: dict[str, Entry] = {}
+        for corpus, some in groupby(changes, key=itemgetter(0)):
+            read = await self._changed_in(corpus, [change for _, change in some], selected)
+            entries |= {entry.external_id: entry for entry in read}
+        return list(entries.values())
+
+    async def _changed_in(self, corpus: Corpus, changes: Sequence[Json], selected: Sequence[Corpus]) -> list[Entry]:
         """Return the entries of changed files. ``removed`` means deleted, moved to another corpus, or no longer
         shared."""
         removed: dict[str, None] = {}

@@ -17,6 +17,7 @@ from connectors.jira import adf
 from connectors.jira.access import NOBODY, Access, access_of, comment_tags
 from connectors.jira.model import Attachment, Comment, Issue, Project, Rules, parse_time
 from connectors.jira.options import JiraOptions
+from connectors.room import hold
 from connectors.set_aside import code_of
 from connectors.source import Document, Listed, Unreadable
 from pipeline.core.errors import PenstockError
@@ -165,6 +166,7 @@ def packed(comment: Comment) -> tuple[Comment, int]:
     """Return the comment in less memory, and the bytes of its text."""
     text = json.dumps([comment.body, comment.rendered], ensure_ascii=False, separators=(",", ":"))
     body = _Packed(text.encode("utf-8", "surrogatepass"))
+    hold((body.json,))
     return replace(comment, body=body, rendered=None), len(body.json)
 
 

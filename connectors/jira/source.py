@@ -29,6 +29,7 @@ from connectors.jira.model import Attachment, Issue, Project, Rules
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects, Site
 from connectors.listings import ListedPage, read_listings
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated, reading_data
@@ -306,9 +307,11 @@ class Jira:
             while unread := progress.unread(updates):
                 for start in range(0, len(unread), self._options.page_size):
                     ids = unread[start : start + self._options.page_size]
-                    entries = await self._read(ids, projects, self._has_changed, with_parts=True)
                     progress = progress.with_read({id: updates[id] for id in ids})
-                    yield Page(entries, progress.cursor)
+                    read = partial(self._read, projects=projects, select=self._has_changed, with_parts=True)
+                    async with aclosing(pages_of(ids, read, progress.cursor)) as pages:
+                        async for page in pages:
+                            yield page
                 # An update during the search moves its issue to the end, and another one across a page's edge.
                 updates = await self._site.changed(projects, minutes)
             yield Page((), progress.completed(began, updates).cursor)

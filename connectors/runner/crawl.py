@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
+from connectors.portions import in_portions
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
 from connectors.runner.state import ReadProgress, State
@@ -104,8 +105,9 @@ class Crawl:
         for start in range(0, len(names), MAX_FETCH_DOCUMENTS):
             at, batch = self._clock.stamp(), names[start : start + MAX_FETCH_DOCUMENTS]
             with self._publisher.track_request(at, batch):
-                entries = await self._source.fetch(batch)
-                tally += await self._publisher.publish(entries, at, "live")
+                async with aclosing(in_portions(batch, self._source.fetch)) as portions:
+                    async for _, entries in portions:
+                        tally += await self._publisher.publish(entries, at, "live")
             self._on_fetched(batch)
             self._between_pages()
         return dict(tally)

@@ -14,7 +14,9 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from connectors.errors import BadData
+from connectors.portions import pages_of
 from connectors.protocol import Problem
+from connectors.room import TooMuchText, bounded
 from connectors.runner.guard import LIKELY_REASON, is_failing
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.set_aside import UNEXPECTED, read_isolated, reading_data
@@ -80,16 +82,16 @@ class Isolated:
 
     async def full(self, cursor: Cursor | None) -> AsyncGenerator[Page, None]:
         """Read everything; by the ids of the listing, once the source's own full read has met data that it cannot
-        read: nobody knows where it would continue after them."""
+        read, or a page that takes too much memory: nobody knows where it would continue after them."""
         read = set[str]()
         if cursor is None or BY_ID not in cursor:
             try:
-                async with aclosing(guarded(self.source.full(cursor))) as pages:
+                async with aclosing(guarded(self.source.full(cursor), is_bounded=True)) as pages:
                     async for page in pages:
                         self._note(page.entries)
                         read.update(entry.external_id for entry in page.entries)
                         yield page
-            except BadData:
+            except (BadData, TooMuchText):
                 cursor = {BY_ID: ""}
             else:
                 return
@@ -100,7 +102,9 @@ class Isolated:
         order = sorted(ids - read)
         for start in range(bisect_right(order, cursor[BY_ID]), len(order), PAGE_DOCUMENTS):
             batch = order[start : start + PAGE_DOCUMENTS]
-            yield Page(await self.fetch(batch), {BY_ID: batch[-1]})
+            async with aclosing(pages_of(batch, self.fetch, {BY_ID: batch[-1]})) as pages:
+                async for page in pages:
+                    yield page
 
     async def changes(self, cursor: Cursor) -> AsyncGenerator[Page, None]:
         """Read changes. Raises CursorExpired where the source's own reading has met data that it cannot read: changes
@@ -192,11 +196,13 @@ async def groups_one_by_one(source: Source, tags: Collection[str]) -> tuple[list
     return groups, failed
 
 
-async def guarded(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Yield what a source's generator yields. Raises BadData for its errors of data, and for none of the caller."""
+async def guarded(items: AsyncIterator[T], *, is_bounded: bool = False) -> AsyncGenerator[T, None]:
+    """Yield what a source's generator yields. Raises BadData for its errors of data, and for none of the caller.
+
+    is_bounded: whether it raises TooMuchText for an item that takes too much memory."""
     async with aclosing(cast("Any", items)):
         while True:
-            with reading_data():
+            with reading_data(), bounded(is_divisible=is_bounded):
                 try:
                     item = await anext(items)
                 except StopAsyncIteration:

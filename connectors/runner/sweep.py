@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from typing import Any, TypeGuard, cast
 
 from connectors.clock import Clock
 from connectors.extraction.remote import condition
+from connectors.portions import in_portions
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.freshness import Listing
@@ -170,19 +171,31 @@ class Sweep:
         for number, ids in enumerate((edited, new)):
             for start in range(0, len(ids), MAX_FETCH_DOCUMENTS):
                 lane = "backfill" if number and new_documents + start >= MAX_LIVE_NEW_DOCUMENTS else "live"
-                fetched_at = self._clock.stamp()
-                fetched = await self._source.fetch(ids[start : start + MAX_FETCH_DOCUMENTS])
-                self._note_reading(fetched)
-                closed = [
-                    _with_access_of(entries[entry.external_id], entry)
-                    for entry in fetched
-                    if _lacks_access(entry) and entry.external_id in entries
-                ]
-                others = [entry for entry in fetched if not _lacks_access(entry)]
-                tally += await self._publisher.publish(others, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
-                if closed:  # as old as the listing: what was read of their access since then counts
-                    tally += await self._publisher.publish(closed, at, "live")
+                async for fetched_at, fetched in self._fetched(ids[start : start + MAX_FETCH_DOCUMENTS]):
+                    closed = [
+                        _with_access_of(entries[entry.external_id], entry)
+                        for entry in fetched
+                        if _lacks_access(entry) and entry.external_id in entries
+                    ]
+                    others = [entry for entry in fetched if not _lacks_access(entry)]
+                    tally += await self._publisher.publish(others, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
+                    if closed:  # as old as the listing: what was read of their access since then counts
+                        tally += await self._publisher.publish(closed, at, "live")
         return len(new), tally
+
+    async def _fetched(self, ids: Sequence[str]) -> AsyncGenerator[tuple[datetime, Sequence[Entry]], None]:
+        """Yield the documents with these ids, with a stamp from before their request."""
+        at = self._began
+
+        async def fetch(some: Sequence[str]) -> Sequence[Entry]:
+            nonlocal at
+            at = self._clock.stamp()
+            return await self._source.fetch(some)
+
+        async with aclosing(in_portions(ids, fetch)) as portions:
+            async for _, entries in portions:
+                self._note_reading(entries)
+                yield at, entries
 
     async def _delete_unlisted(
         self, started: datetime, listed_ids: ListedIds, unlisted: Sequence[Unlisted], *, allowed: bool
@@ -196,14 +209,12 @@ class Sweep:
         tally = Counter[str]()
         existing, gone = 0, list[tuple[datetime, Sequence[Gone]]]()
         for start in range(0, len(candidates), MAX_FETCH_DOCUMENTS):
-            at = self._clock.stamp()
-            entries: Sequence[Entry] = await self._source.fetch(candidates[start : start + MAX_FETCH_DOCUMENTS])
-            self._note_reading(entries)
-            existing += sum(not isinstance(entry, Gone) for entry in entries)
-            if is_guarded:
-                gone.append((at, [entry for entry in entries if isinstance(entry, Gone)]))
-                entries = [entry for entry in entries if not isinstance(entry, Gone)]
-            tally += await self._publisher.publish(entries, at, "live")
+            async for at, entries in self._fetched(candidates[start : start + MAX_FETCH_DOCUMENTS]):
+                existing += sum(not isinstance(entry, Gone) for entry in entries)
+                if is_guarded:
+                    gone.append((at, [entry for entry in entries if isinstance(entry, Gone)]))
+                    entries = [entry for entry in entries if not isinstance(entry, Gone)]
+                tally += await self._publisher.publish(entries, at, "live")
             self._between_pages()
         missing = [entry.external_id for _, page in gone for entry in page]
         if is_mass_deletion(len(missing), known):

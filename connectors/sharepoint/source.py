@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import ClassVar
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from connectors.access_memory import AccessMemory, Listener
 from connectors.errors import BadData
 from connectors.listings import ListedPage, read_listings
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.set_aside import Failures, each
 from connectors.sharepoint.access import EVERYONE, Access, Memberships
@@ -278,7 +280,10 @@ class SharePoint:
         expired = await self._memory.expired(self._now())
         for start in range(0, len(expired), self._options.page_size):
             ids = expired[start : start + self._options.page_size]
-            yield Page(await self._reading.fetch(ids, selected, self._drives.unlisted), {"links": dict(links)})
+            read = partial(self._reading.fetch, drives=selected, refused=self._drives.unlisted)
+            async with aclosing(pages_of(ids, read, {"links": dict(links)})) as pages:
+                async for expired_page in pages:
+                    yield expired_page
         if links.keys() != selected.keys():
             # A library was added, removed or can be read again: a sweep finds its documents, and its log the changes
             # from now on.
@@ -290,15 +295,18 @@ class SharePoint:
         for id_ in sorted(links):
             following: str | None = links[id_]
             while following:
+                began = datetime.now(UTC)
                 page = await self._page(selected[id_], following, self._options.page_size)
                 if page is None:
                     break
                 following = page.get("@odata.nextLink")
-                entries = await self._changed(page.get("value", []), selected[id_])
-                link = str(following or page.get("@odata.deltaLink") or links[id_])
-                if entries or link != links[id_]:
+                items, link = page.get("value", []), str(following or page.get("@odata.deltaLink") or links[id_])
+                if items or link != links[id_]:
                     links[id_] = link
-                    yield Page(entries, {"links": dict(links)})
+                    changed = partial(self._changed, drive=selected[id_])
+                    async with aclosing(pages_of(items, changed, {"links": dict(links)}, began=began)) as pages:
+                        async for changed_page in pages:
+                            yield changed_page
 
     async def _changed(self, items: Sequence[Json], drive: Drive) -> list[Entry]:
         """Return the entries of changed items. Graph shows the folders above a changed item, too, and of a deleted item

@@ -16,12 +16,15 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from connectors.errors import BadData
+from connectors.portions import pages_of
 from connectors.set_aside import UNEXPECTED, Failures, SetAside, each, reading_data
 from connectors.slack.access import Channel, Directory, User, channel_group, workspace_group, workspace_tag
 from connectors.slack.archive import Archive, is_complete
@@ -248,6 +251,7 @@ class Reader:
         self, channel: Channel, latest: str | None, stored: Mapping[str, list[Mapping[str, Any]]]
     ) -> AsyncIterator[Page]:
         while True:
+            began = datetime.now(UTC)
             try:
                 messages, following = await self._api.history(channel.id, limit=self._options.page_size, latest=latest)
             except Absent:
@@ -259,16 +263,21 @@ class Reader:
             documents, failed = await asyncio.to_thread(each, messages, self._document_in, _ts)
             for ts, reason in failed.items():
                 self._set_aside.add("listing", f"thread {external_id(channel.id, ts)}", reason)
-            entries = [
-                await self._thread_entry(channel, message, stored.get(message["ts"], []))
-                for message in documents
-                if message is not None
-            ]
+            parents = [message for message in documents if message is not None]
             if messages:
-                yield Page(entries, {"channel": channel.id, "before": min((m["ts"] for m in messages), key=float)})
+                cursor = {"channel": channel.id, "before": min((m["ts"] for m in messages), key=float)}
+                read = partial(self._thread_entries, channel, stored)
+                async with aclosing(pages_of(parents, read, cursor, began=began)) as pages:
+                    async for page in pages:
+                        yield page
             if following is None:
                 return
             latest = following
+
+    async def _thread_entries(
+        self, channel: Channel, stored: Mapping[str, list[Mapping[str, Any]]], parents: Sequence[Object]
+    ) -> list[Entry]:
+        return [await self._thread_entry(channel, parent, stored.get(parent["ts"], [])) for parent in parents]
 
     async def _thread_entry(self, channel: Channel, parent: Object, stored: list[Mapping[str, Any]]) -> Entry:
         try:
@@ -323,18 +332,17 @@ class Reader:
                 now_seen[channel.id] = keep
             size = self._options.page_size
             for start in range(0, len(changed), size):
-                entries = [await self._entry_or_gone(channel, ts) for ts in changed[start : start + size]]
-                last = start + size >= len(changed)
-                yield Page(
-                    entries,
-                    {
-                        "at": at,
-                        "seen": seen,
-                        "began": began,
-                        "now_seen": dict(now_seen),
-                        "after": channel.id if last else after,
-                    },
-                )
+                progress = {
+                    "at": at,
+                    "seen": seen,
+                    "began": began,
+                    "now_seen": dict(now_seen),
+                    "after": channel.id if start + size >= len(changed) else after,
+                }
+                read = partial(self._entries_or_gone, channel)
+                async with aclosing(pages_of(changed[start : start + size], read, progress)) as pages:
+                    async for page in pages:
+                        yield page
             after = channel.id
         yield Page((), {"at": began, "seen": now_seen})
 
@@ -378,8 +386,11 @@ class Reader:
                 entries += await self._lost.entries(channel_id, channel, stamps)
             else:
                 await self._lost.mark_readable(channel_id)
-                entries += [await self._entry_or_gone(channel, ts) for ts in stamps]
+                entries += await self._entries_or_gone(channel, stamps)
         return entries
+
+    async def _entries_or_gone(self, channel: Channel, stamps: Sequence[str]) -> list[Entry]:
+        return [await self._entry_or_gone(channel, ts) for ts in stamps]
 
     async def _entry_or_gone(self, channel: Channel, ts: str, parent: Object | None = None) -> Entry:
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from datetime import UTC, datetime
 from typing import ClassVar, Literal
 
 from connectors.errors import BadData
 from connectors.extract import EXTRACTOR
 from connectors.extraction import extract_file
 from connectors.extraction.result import Unreadable as NoText
+from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
 from connectors.set_aside import UNEXPECTED, reading_data
@@ -110,16 +112,22 @@ class Uploads:
         return {"changed": await self.intake.table.last_change()}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        after = str((cursor or {}).get("after", ""))
+        after, began = str((cursor or {}).get("after", "")), datetime.now(UTC)
         while rows := await self.intake.table.page(after, self._options.page_size):
             after = rows[-1].external_id
-            yield Page(await self._entries(rows), {"after": after})
+            async with aclosing(pages_of(rows, self._entries, {"after": after}, began=began)) as pages:
+                async for page in pages:
+                    yield page
+            began = datetime.now(UTC)
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
-        changed = int(cursor["changed"])
+        changed, began = int(cursor["changed"]), datetime.now(UTC)
         while rows := await self.intake.table.since(changed, self._options.page_size):
             changed = rows[-1].changed
-            yield Page(await self._entries(rows), {"changed": changed})
+            async with aclosing(pages_of(rows, self._entries, {"changed": changed}, began=began)) as pages:
+                async for page in pages:
+                    yield page
+            began = datetime.now(UTC)
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         after = ""

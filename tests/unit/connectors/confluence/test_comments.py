@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+import connectors.room as room
 from connectors.confluence import cloud, data_center
 from connectors.confluence.client import comment_v1
 from connectors.confluence.cloud import page_comments
 from connectors.confluence.data_center import DataCenter
+from connectors.confluence.model import Comment
+from connectors.portions import in_portions
 
 
 class Many:
@@ -44,3 +47,14 @@ async def test_a_page_of_very_many_long_comments_takes_a_bounded_amount_of_memor
     comments = [*map(comment_v1, await site._nested_results(expanded, "1", "descendant/comment", "body.storage"))]
     assert len(comments) == 3_000
     assert 50_000 < sum(len(comment.body) for comment in comments) < 52_000
+
+
+async def test_several_pages_of_very_many_comments_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud, "MAX_COMMENTS", 100)
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 150_000)
+    page = SimpleNamespace(kind="page", id="1")
+
+    async def read_all(numbers: Sequence[int]) -> list[list[Comment]]:
+        return [await page_comments(cast(Any, Many()), cast(Any, page)) for _ in numbers]
+
+    assert [len(some) async for _, some in in_portions(range(3), read_all)] == [1, 1, 1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+import connectors.room as room
 from connectors.jira import client
 from connectors.jira.client import Cloud
 from connectors.jira.content import _Shown, document, packed, parts, without_text
 from connectors.jira.model import Comment, Issue, Rules
+from connectors.portions import in_portions
 from connectors.rows import size_of
 from connectors.source import Document, Unreadable
 from tests.unit.connectors.jira.test_model import OPTIONS, PROJECT, issue_json, said
@@ -132,3 +135,17 @@ def test_a_comment_of_very_many_invented_names_takes_no_more_memory_without_its_
     comment = without_text(said(body="!a.png!" + "".join(f"!{n:x}!" for n in range(6_000))), NAMES)
     assert size_of([*comment.body.shown]) < 1_000
     assert _Shown.of([comment]).names == {"a.png"}
+
+
+async def test_several_issues_of_very_many_comments_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty issues of 32 MB each were in memory together."""
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 300_000)
+    requested: list[int] = []
+
+    async def read_all(numbers: Sequence[int]) -> list[Issue]:
+        requested.append(len(numbers))
+        return [await read(Comments(2_000, 100), full=True) for _ in numbers]
+
+    issues = [issue async for _, some in in_portions(range(4), read_all) for issue in some]
+    assert [len(issue.comments) for issue in issues] == [100] * 4
+    assert requested == [4, 2, 1, 1, 1, 1]
