@@ -44,8 +44,10 @@ a document, and not which of its chunks are new. Embedding may lag behind by hou
 NEAREST = 100
 """The most questions that one new chunk invalidates: those that it answers best."""
 MOST_NEW = 100
-"""The most documents with new passages that are announced of an answer. Of a question about everything it would be
-every document, and all of them are read whenever its asker lists the questions: it has long been worth asking again."""
+"""The most documents with new passages that are announced of an answer in NEW_MINUTES, and the most that are recorded,
+the newest. Of a question about everything it would be every document, and all of them are read whenever its asker lists
+the questions."""
+NEW_MINUTES = 60
 CHUNKS_AT_ONCE = 50
 
 
@@ -220,6 +222,9 @@ class StandingTask:
                     " OR (kind, chunk_id) IN (SELECT * FROM unnest(%s::text[], %s::uuid[])))",
                     [question.tenant, question.id, question.asked_at, [k for k, _ in over], [c for _, c in over]],
                 )
+                if any(source.change == "new" for source in fresh):
+                    values = {"tenant": question.tenant, "question": question.id, "most_new": MOST_NEW}
+                    await connection.execute(_KEEP_NEWEST, values)
 
 
 async def _has_any(connection: Connection, tenant: str) -> bool:
@@ -268,6 +273,21 @@ _RECORD = """
 """A question that was removed meanwhile leaves nothing."""
 
 
+_KEEP_NEWEST = """
+    DELETE FROM standing_changes c USING (
+        SELECT c.chunk_id FROM standing_changes c LEFT JOIN documents d ON d.id = c.document_id AND d.tenant = c.tenant
+        WHERE c.tenant = %(tenant)s AND c.question_id = %(question)s AND c.kind = 'new'
+        ORDER BY d.deleted_at IS NULL AND d.id IS NOT NULL DESC, c.noticed_at DESC OFFSET %(most_new)s
+    ) others
+    WHERE c.tenant = %(tenant)s AND c.question_id = %(question)s AND c.kind = 'new' AND c.chunk_id = others.chunk_id
+"""
+"""Those of documents that do not exist any more go first."""
+
+
+def _bounds() -> dict[str, int]:
+    return {"most_new": MOST_NEW, "minutes": NEW_MINUTES}
+
+
 async def _new_chunks(
     connection: Connection, generation: Generation, documents: Sequence[UUID], since: datetime
 ) -> list[tuple[UUID, UUID]]:
@@ -292,13 +312,15 @@ _UNKNOWN = """
           AND c.kind = 'new' AND c.document_id = %(document)s AND c.asked_at >= q.asked_at
     ) AND (
         SELECT count(*) FROM (
-            SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
-              AND c.kind = 'new' AND c.asked_at >= q.asked_at LIMIT %(most_new)s
+            SELECT FROM standing_changes c JOIN documents d ON d.id = c.document_id AND d.tenant = c.tenant
+            WHERE c.tenant = q.tenant AND c.question_id = q.id AND c.kind = 'new' AND c.asked_at >= q.asked_at
+              AND c.noticed_at > clock_timestamp() - make_interval(mins => %(minutes)s) AND d.deleted_at IS NULL
+            LIMIT %(most_new)s
         ) announced
     ) < %(most_new)s
 """
 """The question does not know the chunk: it is none of its passages, and none of its document was announced before; nor
-were MOST_NEW documents."""
+were MOST_NEW documents that still exist in the last NEW_MINUTES."""
 
 
 async def _nearest(
@@ -334,7 +356,7 @@ async def _nearest(
                     question=sql.SQL(_QUESTION),
                     unknown=sql.SQL(_UNKNOWN),
                 ),
-                {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST, "most_new": MOST_NEW},
+                {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST, **_bounds()},
                 prepare=False,
             )
             rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
@@ -360,8 +382,7 @@ async def _with_its_words(
     rows = []
     for chunk, document, text, created_at in await cursor.fetchall():
         ids = await asyncio.to_thread(_by_words, tenant, text, indexes)
-        values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at}
-        values |= {"most_new": MOST_NEW}
+        values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at, **_bounds()}
         unknowing: list[Question] = []
         while ids and len(unknowing) < NEAREST:  # nearly always the best do not know it
             most = NEAREST - len(unknowing)

@@ -135,6 +135,38 @@ async def test_a_question_about_everything_is_not_announced_for_every_document(
     assert len((await show(world, tenant, id_))["new_documents"]) == 2
 
 
+async def test_a_question_goes_on_after_very_many_documents(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fell silent until it was asked again, also if all of the documents had been deleted."""
+    monkeypatch.setattr(task, "MOST_NEW", 2)
+    await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+
+    made: Any = None
+
+    async def publish(name: str) -> int:
+        nonlocal made
+        made = document(name, f"{DAM} This is page {name}.", tenant=tenant, acl_tags=["user:ann"])
+        await world.library.put(made)
+        return len([event for event in await events(world, announced(made)) if event.change == "new"])
+
+    async def listed() -> int:
+        return len((await show(world, tenant, id_))["new_documents"])
+
+    assert [await publish(f"{n}.md") for n in range(2)] == [1, 1]
+    deleted = made
+    assert await publish("2.md") == 0
+    await world.library.accept(deletion(deleted))
+    assert await publish("3.md") == 1, "a deleted document does not count"
+    assert await listed() == 2, "the deleted one is not kept in the place of another"
+    monkeypatch.setattr(task, "NEW_MINUTES", 0)
+    assert await publish("4.md") == 1, "the hour is over"
+    assert await listed() == 2
+    newest = str(document_id(tenant, made.source, made.external_id))
+    assert newest in str((await show(world, tenant, id_))["new_documents"]), "the list goes on with the newest"
+
+
 @pytest.mark.parametrize(("state", "change"), [("revoked", "unreadable"), ("retired", "deleted")])
 async def test_a_revocation_and_a_deletion_are_announced(world: World, tenant: str, state: str, change: str) -> None:
     made = await put(world, tenant)
