@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -31,6 +31,7 @@ from connectors.extraction.remote import RemoteJob
 from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
+from connectors.extraction.turns import Turns
 from pipeline.runtime.confinement import available
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
@@ -74,9 +75,9 @@ def extract_blocking(file: FileIO, name: str, media_type: str | None) -> Extract
 
 
 @cache
-def _pool(at_once: int) -> ThreadPoolExecutor:
-    """The threads that run jobs; further jobs wait in its queue."""
-    return ThreadPoolExecutor(at_once, thread_name_prefix="extraction")
+def _pool(at_once: int) -> Turns:
+    """The threads that run jobs; further jobs wait for their turn."""
+    return Turns(at_once)
 
 
 def _prepare(path: Path, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | AnyJob:

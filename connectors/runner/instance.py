@@ -13,6 +13,7 @@ from typing import Any, cast
 import structlog
 
 from connectors.clock import Clock
+from connectors.extraction.turns import reader
 from connectors.protocol import Problem, printable
 from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, seconds_until_due
 from connectors.runner.crawl import Crawl
@@ -81,6 +82,7 @@ class Instance:
         self._run: lineage.Run | None = None
 
     async def run(self) -> None:
+        reader.set(f"{self.plan.tenant}/{self.plan.name}")
         failures = 0
         while not is_cancelled():
             wait = TAKEOVER_SECONDS

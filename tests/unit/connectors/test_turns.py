@@ -1,0 +1,89 @@
+"""Files that take long delay no other connector's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+
+import pytest
+
+from connectors.extraction.turns import Turns, reader
+
+
+class Files:
+    """Has files read whose time is given, and records the order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.order: list[str] = []
+        self.turns = Turns(1, clock=lambda: self.now)
+        self._begin = threading.Event()
+        self._futures: list[Future[None]] = []
+        self._submit("first", self._begin.wait)
+
+    def read(self, name: str, number: int, seconds: float) -> None:
+        def job() -> None:
+            self.order.append(name)
+            self.now += seconds
+
+        for _ in range(number):
+            self._submit(name, job)
+
+    def _submit(self, name: str, job: Callable[[], object]) -> None:
+        def submit() -> Future[None]:
+            reader.set(name)
+            return self.turns.submit(lambda: job() and None)
+
+        self._futures.append(copy_context().run(submit))
+
+    def ordered(self) -> list[str]:
+        """Let all files be read, and return whose they were."""
+        self._begin.set()
+        for future in self._futures:
+            future.result(timeout=20)
+        return self.order
+
+
+def test_very_many_slow_files_of_a_connector_delay_those_of_another_by_one() -> None:
+    """Twenty files of 90 s were read first, and a sweep of the other connector waited, with the revocations behind."""
+    files = Files()
+    files.read("slow", 20, 90.0)
+    files.read("quick", 50, 0.5)
+    order = files.ordered()
+    assert order[:2].count("slow") == 1
+    assert order[:51].count("quick") == 50
+    assert order.count("slow") == 20
+
+
+def test_nobody_saves_time_up() -> None:
+    files = Files()
+    files.read("busy", 10, 10.0)
+    assert files.ordered() == ["busy"] * 10
+    files._begin.clear()
+    files._submit("busy", files._begin.wait)
+    files.order.clear()
+    files.read("busy", 3, 10.0)
+    files.read("new", 10, 10.0)
+    assert files.ordered()[:4].count("busy") >= 1, "one that was away would have been first ten times"
+
+
+async def test_a_job_that_was_cancelled_while_it_waited_does_not_run() -> None:
+    files = Files()
+    files.read("a", 1, 1.0)
+    waiting = asyncio.wrap_future(files._futures[-1])
+    waiting.cancel()
+    await asyncio.sleep(0)
+    files._begin.set()
+    files.read("b", 1, 1.0)
+    await asyncio.wrap_future(files._futures[-1])
+    assert files.order == ["b"]
+
+
+def test_an_error_is_that_of_its_job() -> None:
+    turns = Turns(1)
+    with pytest.raises(ZeroDivisionError):
+        turns.submit(lambda: 1 / 0).result(timeout=20)
+    assert turns.submit(lambda: 2).result(timeout=20) == 2
