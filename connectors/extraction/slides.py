@@ -88,11 +88,11 @@ class _Reader:
 
     def _table(self, table: Any) -> str:
         rows = []
-        for row in table.rows:
+        for row in table._tbl.tr_lst:  # a row of the library looks for its place among all rows
             if self._cells <= 0:
                 self.truncated = True
                 break
-            rows.append(["" if cell.is_spanned else cell.text for cell in row.cells])
+            rows.append(["" if cell.is_spanned else cell.text for cell in row.tc_lst])
             self._cells -= len(rows[-1])
         return markdown.table(rows)
 

@@ -7,7 +7,7 @@ text, and the table of contents, which only repeats the headings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import docx
@@ -38,6 +38,8 @@ _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakH
 _P, _TBL, _R, _T = qn("w:p"), qn("w:tbl"), qn("w:r"), qn("w:t")
 _HEADING = re.compile(r"heading (\d)", re.I)
 _OFF = frozenset({"0", "false", "off"})
+MAX_BASES = 50
+"""Styles of ordinary documents are based on three others."""
 _BODY_LEVEL = 9
 """``w:outlineLvl`` of ordinary text (ECMA-376 Part 1, 17.3.1.20)."""
 
@@ -60,6 +62,8 @@ class _Reader:
     def __init__(self, document: Any, limits: Limits) -> None:
         self._document = document
         self._styles = {style.style_id: style for style in document.styles}
+        self._bases: dict[str, Sequence[Any]] = {}
+        self._hidden: dict[str, bool] = {}
         self._numbering = _numbering(document)
         self._cells = limits.cells
         self.first_title: str | None = None
@@ -130,10 +134,10 @@ class _Reader:
         """Return a heading's level, or 0. The names of built-in styles are English in every language of Word."""
         if name == "Title":
             return 1
-        for base in _with_bases(style):
+        for base in self._with_bases(style):
             if match := _HEADING.fullmatch(base.name or ""):
                 return int(match[1])
-        for holder in (properties, *(base.element.pPr for base in _with_bases(style))):
+        for holder in (properties, *(base.element.pPr for base in self._with_bases(style))):
             level = holder.find(qn("w:outlineLvl")) if holder is not None else None
             if level is not None:
                 value = int(level.get(qn("w:val"), str(_BODY_LEVEL)))
@@ -142,7 +146,7 @@ class _Reader:
 
     def _bullet(self, properties: Any, style: Any, name: str) -> str | None:
         number = None
-        for holder in (properties, *(base.element.pPr for base in _with_bases(style))):
+        for holder in (properties, *(base.element.pPr for base in self._with_bases(style))):
             number = holder.find(qn("w:numPr")) if holder is not None else None
             if number is not None:
                 break
@@ -188,7 +192,26 @@ class _Reader:
         return self._is_hidden_style(self._styles.get(properties.style) if properties.style else None)
 
     def _is_hidden_style(self, style: Any) -> bool:
-        return any(getattr(base, "font", None) is not None and base.font.hidden for base in _with_bases(style))
+        if style is None:
+            return False
+        if style.style_id not in self._hidden:
+            fonts = (getattr(base, "font", None) for base in self._with_bases(style))
+            self._hidden[style.style_id] = any(font is not None and font.hidden for font in fonts)
+        return self._hidden[style.style_id]
+
+    def _with_bases(self, style: Any) -> Sequence[Any]:
+        """Return a style and the styles that it is based on, MAX_BASES at most. Styles based on each other end the
+        chain."""
+        if style is None:
+            return ()
+        if style.style_id not in self._bases:
+            chain: dict[str, Any] = {}
+            base = style
+            while base is not None and base.style_id not in chain and len(chain) < MAX_BASES:
+                chain[base.style_id] = base
+                base = self._styles.get(base.element.basedOn_val)
+            self._bases[style.style_id] = tuple(chain.values())
+        return self._bases[style.style_id]
 
     def _table(self, table: Any) -> str:
         rows: list[list[str]] = []
@@ -216,15 +239,6 @@ class _Reader:
                 yield child
             elif child.tag == qn("w:sdt"):
                 yield from child.iter(qn("w:tc"))
-
-
-def _with_bases(style: Any) -> Iterator[Any]:
-    """Yield a style and the styles that it is based on. Styles based on each other end the chain."""
-    seen = set()
-    while style is not None and style.style_id not in seen:
-        seen.add(style.style_id)
-        yield style
-        style = style.base_style
 
 
 def _numbering(document: Any) -> dict[tuple[str, int], str]:
