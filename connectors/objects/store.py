@@ -409,11 +409,14 @@ def _beginning(path: str, max_bytes: int) -> bytes:
 
 
 def is_readable_name(path: str, protocol: str) -> bool:
-    """Whether an object can be read by its path. One with bytes that are not UTF-8 has no external id. s3fs reads the
-    object of which a name is the part before this mark, and so under the wrong rules."""
+    """Whether an object can be read by its path. One with bytes that are not UTF-8 has no external id, and one whose
+    path would lead elsewhere in a folder is read by none. s3fs reads the object of which a name is the part before this
+    mark, and so under the wrong rules."""
     try:
         path.encode()
     except UnicodeEncodeError:
+        return False
+    if not {".", ".."}.isdisjoint(path.split("/")):
         return False
     return protocol not in S3 or "?versionId=" not in path
 

@@ -30,6 +30,28 @@ def test_a_file_that_becomes_something_else_before_it_is_read_is_not_waited_for(
     assert Store(f"file://{tmp_path}", {}).read("none", 4) is None
 
 
+class Answering:
+    """S3 with these keys in one folder."""
+
+    def __init__(self, *keys: str) -> None:
+        self._answer = {"Contents": [{"Key": key, "Size": 1, "ETag": "e"} for key in keys]}
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        return path, "", None
+
+    def call_s3(self, _name: str, **_where: Any) -> dict[str, Any]:
+        return self._answer
+
+
+@pytest.mark.parametrize("key", ["./a.md", "../a.md", "b/./a.md", "b/../a.md", "a.md?versionId=1", "\udcff.md"])
+def test_an_object_that_no_path_leads_to_is_not_listed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was requested again with every sweep, because it could be listed and not be read."""
+    fs = Answering("a.md", key, ".a", "b/..a")
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _url, **_: (fs, "bucket"))
+    [page] = Store("s3://bucket", {}).pages("")
+    assert [stored.path for stored in page.objects] == ["a.md", ".a", "b/..a"]
+
+
 def test_a_server_that_returns_the_same_page_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = 0
 
