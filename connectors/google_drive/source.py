@@ -254,13 +254,18 @@ class GoogleDrive:
         while remaining:
             corpus = remaining.pop(0)
             following = remaining[0].key if remaining else None
-            async with aclosing(self._files(corpus, selected, self._options.page_size, token)) as pages:
+            read = partial(self._reading.entries, bulk=True)
+            async with aclosing(self._files(corpus, selected, self._options.page_size, token)) as listing:
                 try:
-                    async for page, after, failed in pages:
+                    began = datetime.now(UTC)
+                    async for files, after, failed in listing:
                         for name, error in failed.items():
                             self._context.set_aside.add("listing", f"file {name}", error)
-                        place = corpus.key if after else following
-                        yield Page(await self._reading.entries(page, bulk=True), {"corpus": place, "page": after})
+                        place = {"corpus": corpus.key if after else following, "page": after}
+                        async with aclosing(pages_of(files, read, place, began=began)) as pages:
+                            async for page in pages:
+                                yield page
+                        began = datetime.now(UTC)
                 except (Denied, Misconfigured) as refused:
                     self._skip(corpus, refused)
                     self._context.set_aside.add("listing", f"My Drive of {corpus.user}", refused)

@@ -176,11 +176,15 @@ class SharePoint:
             following = remaining[0].id if remaining else None
             tree = Tree()
             while True:
+                began = datetime.now(UTC)
                 items, link, failed = await self._items(drive, tree, link, self._options.page_size)
                 for name, error in failed.items():
                     self._context.set_aside.add("listing", f"item {name} of library {drive.id}", error)
-                entries = await self._reading.entries(items, drive, tree, bulk=True)
-                yield Page(entries, {"drive": drive.id if link else following, "link": link})
+                read = partial(self._reading.entries, drive=drive, tree=tree, bulk=True)
+                place = {"drive": drive.id if link else following, "link": link}
+                async with aclosing(pages_of(items, read, place, began=began)) as pages:
+                    async for page in pages:
+                        yield page
                 if not link:
                     break
 
