@@ -34,6 +34,7 @@ from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import each, may_be_set_aside, name_of, read_accounts, reading_data
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import gather_or_cancel
 
 _ACCESS = f"ancestors,{RESTRICTIONS},{','.join(f'ancestors.{field}' for field in RESTRICTIONS.split(','))}"
 _COMMENT_FIELDS = "version,ancestors,extensions.inlineProperties,history"
@@ -191,7 +192,7 @@ class DataCenter:
         if not self._spaces:
             await self.spaces()
         gate = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-        batches = await asyncio.gather(*(self._read_current(id_, gate, bodies=bodies) for id_ in ids))
+        batches = await gather_or_cancel(*(self._read_current(id_, gate, bodies=bodies) for id_ in ids))
         return [content for batch in batches for content in batch]
 
     async def _read_current(self, id_: str, gate: asyncio.Semaphore, *, bodies: bool) -> Sequence[Content]:

@@ -216,8 +216,8 @@ class _Jira:
                     issue = model.issue(row)
                 if self._needs_comments and issue.comments_total > len(issue.comments):
                     issue = replace(issue, comments=await self._comments(issue, full=full))
-                elif not full:
-                    issue = replace(issue, comments=await _without_texts(issue))
+                else:
+                    issue = replace(issue, comments=await (_packed if full else _without_texts)(issue))
             except Missing:
                 continue  # it was deleted meanwhile
             except PenstockError as error:
@@ -338,6 +338,16 @@ class _Jira:
         rows = self._pages("group/member", "values", maxResults=PER_PAGE, **params)
         members = await read_accounts(rows, lambda row: person(row) if is_reader(row) else None)
         return [member for member in members if member is not None]
+
+
+async def _packed(issue: Issue) -> tuple[Comment, ...]:
+    """Return the comments of an issue in less memory, each in a turn of its own."""
+    comments = list[Comment]()
+    for comment in issue.comments:
+        with reading_data():
+            comments.append(packed(comment)[0])
+        await asyncio.sleep(0)
+    return tuple(comments)
 
 
 async def _without_texts(issue: Issue) -> tuple[Comment, ...]:

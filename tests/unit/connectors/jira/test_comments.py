@@ -149,3 +149,23 @@ async def test_several_issues_of_very_many_comments_are_read_one_by_one(monkeypa
     issues = [issue async for _, some in in_portions(range(4), read_all) for issue in some]
     assert [len(issue.comments) for issue in issues] == [100] * 4
     assert requested == [4, 2, 1, 1, 1, 1]
+
+
+async def test_comments_that_come_with_their_issues_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data Center returns an issue with all of its comments."""
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 300_000)
+    made = Comments(2_000, 100)
+    comments = {"comments": [made._comment(n) for n in range(100)], "total": 100}
+    requested: list[int] = []
+
+    async def read_all(numbers: Sequence[int]) -> list[Issue]:
+        requested.append(len(numbers))
+        return (
+            await Cloud(cast(Any, made), OPTIONS)._complete([issue_json(comment=comments)] * len(numbers), full=True)
+        )[0]
+
+    issues = [issue async for _, some in in_portions(range(4), read_all) for issue in some]
+    assert requested == [4, 2, 1, 1, 1, 1]
+    assert all(
+        isinstance(document(part, issues[0], None), Document) for part in parts(issues[0], PROJECT, Rules(), OPTIONS)
+    )
