@@ -47,7 +47,7 @@ class Files:
         return self.order
 
 
-def test_very_many_slow_files_delay_those_of_another_connector_by_a_single_file() -> None:
+def test_very_many_slow_files_delay_another_connector_by_a_single_file() -> None:
     """Twenty files of 90 s were read first, and a sweep of the other connector waited, with the revocations behind."""
     files = Files()
     files.read("slow", 20, 90.0)
