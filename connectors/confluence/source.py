@@ -41,6 +41,7 @@ from connectors.listings import ListedPage, read_listings
 from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
+from connectors.room import TooMuchText, bounded
 from connectors.set_aside import Failures, each, may_be_set_aside, read_isolated, reading_data
 from connectors.source import (
     Context,
@@ -325,8 +326,13 @@ class Confluence:
                 self._set_aside(f"space {key}", no_such_space([key]))
             while at < len(units):
                 space, kind = units[at]
+                ids: list[str] = []
                 try:
-                    entries, listing = await self._read_page(space, kind, position)
+                    with bounded():
+                        entries, listing = await self._read_page(space, kind, position)
+                except TooMuchText:
+                    entries, listing = [], await self._site.listing(space, kind, position, full=False)
+                    ids = [item.id for item in listing.contents if item.is_readable]
                 except PenstockError as error:
                     await self._require_alive(error)
                     failure, entries, listing = error, [], None
@@ -338,7 +344,13 @@ class Confluence:
                 at += position is None
                 if failure is not None and at == len(units) and not any_read:
                     raise failure
-                yield Page(entries, _cursor(units, at, position))
+                cursor = _cursor(units, at, position)
+                if not ids:
+                    yield Page(entries, cursor)
+                    continue
+                async with aclosing(pages_of(ids, self._read, cursor)) as pages:
+                    async for page in pages:
+                        yield page
 
     async def _read_page(self, space: Space, kind: Kind, position: Position | None) -> tuple[list[Entry], Listing]:
         """Read one page of a listing. Where it fails, list it without texts and read its documents one by one."""

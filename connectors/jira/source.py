@@ -32,6 +32,7 @@ from connectors.listings import ListedPage, read_listings
 from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
+from connectors.room import TooMuchText, bounded
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated, reading_data
 from connectors.source import (
     Context,
@@ -179,30 +180,46 @@ class Jira:
                     continue
                 following = position if int(project.id) == at else None
                 while True:
+                    ids: list[str] = []
                     try:
-                        entries, listing = await self._read_page(project, following)
+                        with bounded():
+                            entries, listing = await self._read_page(project, following)
+                    except TooMuchText:
+                        entries, listing = [], await self._listing(project, following, full=False)
+                        ids = [issue.id for issue in listing.issues]
+                        for id, reason in listing.failed.items():
+                            self._set_aside(f"issue {id}", reason)
                     except PenstockError as error:
                         await self._require_alive(error)
                         failure, entries, listing = error, [], None
                         self._set_aside(f"project {project.key}", error)
                     any_read |= listing is not None
                     following = listing.next if listing else None
+                    place = {"project": int(project.id) + (following is None), "next": following}
+                    if ids:
+                        read = partial(self._read, projects=projects, select=lambda _part: True)
+                        async with aclosing(pages_of(ids, read, place)) as pages:
+                            async for page in pages:
+                                yield page
+                    else:
+                        yield Page(entries, place)
                     if following is None:
                         break
-                    yield Page(entries, {"project": int(project.id), "next": following})
-                yield Page(entries, {"project": int(project.id) + 1, "next": None})
             if failure is not None and not any_read:
                 raise failure
 
     async def _read_page(self, project: Project, position: Position | None) -> tuple[list[Entry], Listing]:
         rules = await self._directory.rules(project)
-        size, fields = self._options.page_size, custom_fields(rules)
-        listing = await self._site.listing(project, position, fields, full=True, size=size)
+        listing = await self._listing(project, position, full=True)
         failed = {**listing.failed}
         reads = await self._with_parts(listing.issues, {project.id: (project, rules)}, failed)
         for id, error in failed.items():
             self._set_aside(f"issue {id}", error)
         return await self._entries(reads, lambda part: True), listing
+
+    async def _listing(self, project: Project, position: Position | None, *, full: bool) -> Listing:
+        fields, size = custom_fields(await self._directory.rules(project)), self._options.page_size
+        return await self._site.listing(project, position, fields, full=full, size=size)
 
     async def _with_parts(
         self,

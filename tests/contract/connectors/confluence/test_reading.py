@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import connectors.room as room
 from connectors.atlassian import Person
 from connectors.confluence import cloud, content
 from connectors.confluence.markup import users
@@ -46,6 +47,18 @@ async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(site:
     assert (attached.title, attached.content) == ("notes.txt", "Bring your own mug.")
     assert attached.metadata["page"] == post.id
     assert not list(site.folder.iterdir())  # no file is left behind
+
+
+async def test_large_pages_are_read_a_few_at_a_time(site: Wiki, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 25_000)
+    start = await site.source.start()
+    ids = {site.page(f"Page {number}", f"<p>{'x' * 5_000}</p>").id for number in range(8)}
+    for reading in (site.source.full(None), site.source.changes(start)):
+        pages = [page async for page in reading]
+        assert {entry.external_id for page in pages for entry in page.entries if isinstance(entry, Document)} == ids
+        assert max(len(page.entries) for page in pages) <= 2
+        assert pages[0].cursor is None, "an interruption reads the whole page again"
+        assert pages[-1].cursor is not None
 
 
 async def test_invented_mentions_do_not_keep_it_from_all_other_requests(

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+import connectors.room as room
 from connectors.fakes.jira_state import Grant
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from connectors.web import Limits
@@ -46,6 +47,19 @@ async def test_an_issue_is_a_document_with_its_comments_and_metadata(office: Off
         "labels": ["fire", "urgent"],
         "comments": 1,
     }
+
+
+async def test_large_issues_of_a_page_are_read_a_few_at_a_time(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 12_000)
+    source = office.jira()
+    start = await source.start()
+    ids = {office.state.add_issue(office.eng, f"Issue {number}", "x" * 5_000).id for number in range(8)}
+    for reading in (source.full(None), source.changes(start)):
+        pages = [page async for page in reading]
+        assert {entry.external_id for page in pages for entry in page.entries if isinstance(entry, Document)} == ids
+        assert max(len(page.entries) for page in pages) <= 2
+        assert pages[0].cursor is None, "an interruption reads the whole page again"
+        assert pages[-1].cursor is not None
 
 
 async def test_an_issue_without_text_is_its_summary(office: Office) -> None:
