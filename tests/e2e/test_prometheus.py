@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 @pytest.mark.timeout(600)
 async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack, tmp_path: Path) -> None:
-    async with FakeWebhook() as receiver, watched(stack, tmp_path) as world:
+    async with FakeWebhook() as taking, FakeWebhook() as paused, watched(stack, tmp_path) as world:
         empty = {filled(target["expr"]): title for title, panel in panels() for target in panel.get("targets", ())}
         assert len(empty) > 60
         await world.use()
@@ -45,7 +45,7 @@ async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack
         assert await importing.wait() == 0
         add = ("webhook", "add", "--allow-private", "--json")
         # One that takes what is sent to it, and one that is paused: each has panels of its own.
-        for name in ("taking", "paused"):
+        for name, receiver in {"taking": taking, "paused": paused}.items():
             code, added = await world.space.penstock(*add, name, receiver.url)
             assert code == 0, added
             receiver.secrets.append(added["secret"])
@@ -62,6 +62,9 @@ async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack
             pytest.fail(f"nothing to show: {json.dumps(empty, indent=1)}")
         code, _ = await world.space.penstock("webhook", "resume", "paused", "--json")
         assert code == 0
+        async with asyncio.timeout(60):  # until this is seen, the alert of a paused webhook may begin to fire
+            while await world.values("penstock_webhook_paused == 1"):
+                await asyncio.sleep(1)
         for alert in alerts():
             await world.values(alert["expr"])
         await world.fires()

@@ -46,6 +46,7 @@ SETTINGS = {
     "PENSTOCK_AUDIT_DOCUMENTS_PER_SECOND": "500",
     "PENSTOCK_CANARY_EVERY_SECONDS": "1",
     "PENSTOCK_EVAL_EVERY_SECONDS": "5",
+    "PENSTOCK_QUERY_COSINE_FLOOR": "-1",  # the vectors of the model are random
     "PENSTOCK_WEBHOOKS_KEY": "a key of thirty-two characters and more",
 }
 
