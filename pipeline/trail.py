@@ -20,8 +20,8 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 
-from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from pipeline.core.trail import HEAD_SECONDS, NO_KEY, Decision, Head, Keys, Record, Sealed, seal
+from pipeline.core.errors import Misconfigured, PenstockError, Poison, Retryable
+from pipeline.core.trail import HEAD_SECONDS, MOST_DOCUMENTS, NO_KEY, Decision, Head, Keys, Record, Sealed, seal
 from pipeline.ledger import trail as table
 from pipeline.runtime.settings import Settings, TrailSettings
 from pipeline.runtime.tasks import cancel_and_wait, time_limit
@@ -128,6 +128,10 @@ class Trail:
         if self.mode != "required":
             self.offer(record)
             return
+        for part in record.parts:
+            await self._write_now(part)
+
+    async def _write_now(self, record: Record) -> None:
         if len(self._waiting) >= MOST_WAITING:
             self._count("refused", 1)
             raise Retryable("the audit trail cannot be written", service="postgres")
@@ -144,10 +148,11 @@ class Trail:
         """Have a record written soon, in any mode, without waiting for it. It may be lost."""
         if self.mode == "off":
             return
-        if self.waiting >= MOST_WAITING:
-            self._lose(1)
-            return
-        self._put(_Waiting(record, None))
+        for part in record.parts:
+            if self.waiting >= MOST_WAITING:
+                self._lose(1)
+            else:
+                self._put(_Waiting(part, None))
 
     def _put(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
@@ -202,7 +207,7 @@ class Trail:
 
     async def _attempt(self) -> bool:
         """Try to write one batch, and return whether it is written."""
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))] if not self._sealed else []
+        batch = self._next_batch() if not self._sealed else []
         try:
             async with time_limit(ATTEMPT_SECONDS, "the audit trail"):
                 await self._commit([waiting.record for waiting in batch])
@@ -220,6 +225,14 @@ class Trail:
             if waiting.committed is not None and not waiting.committed.done():
                 waiting.committed.set_result(None)
         return True
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take the next records: few enough, with the documents that they name, for one statement."""
+        batch, documents = list[_Waiting](), 0
+        while self._waiting and len(batch) < BATCH and documents < MOST_DOCUMENTS:
+            batch.append(self._waiting.popleft())
+            documents += len(batch[-1].record.documents)
+        return batch
 
     def _fail(self, batch: Sequence[_Waiting], error: PenstockError) -> None:
         for waiting in batch:
@@ -239,12 +252,22 @@ class Trail:
             self._noting, self._lost = self._lost, 0
         for record in records:
             self._sealed.append(self._seal(record))
+        at_once = BATCH
         while self._sealed:
-            sealed = list(next(groupby(self._sealed, key=lambda sealed: sealed.chain))[1])
+            sealed = list(next(groupby(self._sealed, key=lambda sealed: sealed.chain))[1])[:at_once]
             try:
                 await self._insert(sealed)
             except table.PlaceTaken as error:
                 log.error("trail_place_taken", chain=str(sealed[0].chain), reason=str(error))
+                self._seal_again()
+                continue
+            except Poison:
+                if self.mode == "required":  # its request is refused, and the others of its batch
+                    raise
+                if len(sealed) == 1:
+                    del self._sealed[0]
+                    self._lose(1)
+                at_once = 1  # so that the others are written
                 self._seal_again()
                 continue
             del self._sealed[: len(sealed)]
@@ -416,15 +439,16 @@ async def record_now(settings: Settings, name: str, record: Record) -> None:
     if settings.trail == "off":
         return
     keys = keys_of(settings.trail_keys)
-    process = f"{name}@{platform.node()}:{os.getpid()}"
-    sealed = seal(keys, record, uuid4(), 1, process, b"")
+    process, chain, sealed = f"{name}@{platform.node()}:{os.getpid()}", uuid4(), list[Sealed]()
+    for number, part in enumerate(record.parts, start=1):
+        sealed.append(seal(keys, part, chain, number, process, sealed[-1].mac if sealed else b""))
     with translated("the audit trail"):
         async with await connect(settings.postgres.dsn.get_secret_value()) as connection:
             await _check_key(connection, keys)
             await table.prepare(connection, record.day)
             async with connection.transaction():
-                await table.add(connection, [sealed])
+                await table.add(connection, sealed)
                 try:
-                    await table.add_head(connection, keys, datetime.now(UTC), sealed)
+                    await table.add_head(connection, keys, datetime.now(UTC), sealed[-1])
                 except table.HeadLocked as error:
-                    log.error("trail_head_held", chain=str(sealed.chain), says=str(error))
+                    log.error("trail_head_held", chain=str(chain), says=str(error))

@@ -40,6 +40,11 @@ from topics.registry import CONVERSATIONS, Topic
 
 Said = ConversationRecorded | ConversationForgotten
 
+MOST_TOKENS = 32_000_000
+MOST_MENTIONS = 200_000
+"""The longest history of a member, some 150 MB: nothing is added to a longer one until something of it is forgotten.
+Somebody who asks a hundred questions a day has it after years; a program that asks one after the other, in days."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -49,6 +54,8 @@ class Outcome:
     known: int = 0
     forgotten: int = 0
     """Removed, or ignored because they had been forgotten before they came."""
+    full: int = 0
+    """Ignored because the history is as long as one may be."""
 
 
 class Conversations(FinalStage):
@@ -127,6 +134,7 @@ class Conversations(FinalStage):
             ("recorded", outcome.recorded),
             ("known", outcome.known),
             ("forgotten", outcome.forgotten),
+            ("full", outcome.full),
         ):
             self._metrics.conversation_pairs.labels(outcome=name).inc(count)
 
@@ -134,6 +142,9 @@ class Conversations(FinalStage):
         forgotten = await self._forget(connection, who, [m for m in messages if isinstance(m, ConversationForgotten)])
         recorded = [m for m in messages if isinstance(m, ConversationRecorded)]
         pairs, mentions, ignored = await self._not_forgotten(connection, who, recorded)
+        full = 0
+        if pairs and await tables.is_full(connection, who, tokens=MOST_TOKENS, mentions=MOST_MENTIONS):
+            full, pairs, mentions = len(pairs), {}, []
         touched = forgotten | pairs.keys()
         before = await tables.times(connection, who, touched)
         new = [pair for digest, pair in pairs.items() if digest not in before]
@@ -152,7 +163,7 @@ class Conversations(FinalStage):
         if (place := first_change(before, after)) is not None:
             await tables.settle_pairs(connection, who, touched)
             await self._regroup(connection, who, place)
-        return Outcome(len(new), len(pairs) - len(new), len(before.keys() - after.keys()) + ignored)
+        return Outcome(len(new), len(pairs) - len(new), len(before.keys() - after.keys()) + ignored, full)
 
     async def _forget(self, connection: Connection, who: Member, wishes: Sequence[ConversationForgotten]) -> set[bytes]:
         """Remove the mentions that are to be forgotten; returns the digests of their pairs."""

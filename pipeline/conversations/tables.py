@@ -184,6 +184,18 @@ async def settle_pairs(connection: Connection, who: Member, touched: Collection[
     )
 
 
+async def is_full(connection: Connection, who: Member, *, tokens: int, mentions: int) -> bool:
+    """Whether the member has this many tokens or mentions, or more."""
+    cursor = await connection.execute(
+        "SELECT EXISTS (SELECT FROM conversation_members WHERE tenant = %(tenant)s AND member = %(member)s"
+        " AND tokens >= %(tokens)s) OR (SELECT count(*) >= %(mentions)s FROM (SELECT FROM conversation_mentions"
+        " WHERE tenant = %(tenant)s AND member = %(member)s LIMIT %(mentions)s) m)",
+        {"tenant": who.tenant, "member": who.member, "tokens": tokens, "mentions": mentions},
+    )
+    [full] = await cursor.fetchone() or (False,)
+    return bool(full)
+
+
 async def standing(connection: Connection, who: Member) -> tuple[int, bool]:
     """(tokens of all pairs as they are now, is_chunked as it was)."""
     cursor = await connection.execute(

@@ -12,7 +12,7 @@ import hmac
 import json
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 from uuid import UUID
@@ -25,6 +25,8 @@ runs `penstock` on a machine; service: a process of ours."""
 MOST_CHARACTERS = 500
 MOST_ACCESS = 1_000
 """Names in the access of a record. The table refuses a record with more."""
+MOST_DOCUMENTS = 10_000
+"""Documents in a record. The table refuses a record with ten times as many."""
 HEAD_SECONDS = 300.0
 """Time between two heads of a chain that grows."""
 UNANCHORED = timedelta(minutes=15)
@@ -67,6 +69,14 @@ class Record:
     def day(self) -> date:
         """The day of the record, in UTC."""
         return self.at.date()
+
+    @property
+    def parts(self) -> Sequence[Record]:
+        """The record as the table takes it: several, which differ in their documents alone, where it has very many."""
+        starts = range(0, len(self.documents), MOST_DOCUMENTS)
+        if len(starts) < 2:
+            return (self,)
+        return [replace(self, documents=self.documents[start : start + MOST_DOCUMENTS]) for start in starts]
 
 
 def storable(text: str) -> str:

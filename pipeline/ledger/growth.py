@@ -68,17 +68,23 @@ GROWTH: Mapping[str, Growth] = {
     "webhooks": Growth("declared", "a webhook", "removed by an operator"),
     "webhook_deliveries": Growth("age", "an event for a receiver", "until it is taken; PENSTOCK_WEBHOOKS_KEEP_SECONDS"),
     "uploads": Growth("documents", "an uploaded file", f"quotas; deleted: {_RETENTION}DELETED_DAYS"),
-    "conversation_pairs": Growth("kept", "a question of a member, and its answer", "`conversation.forgotten.v1`"),
-    "conversation_mentions": Growth("kept", "a pair in a conversation", "`conversation.forgotten.v1`"),
+    "conversation_pairs": Growth(
+        "kept", "a question of a member, and its answer", "32 million tokens a member; `conversation.forgotten.v1`"
+    ),
+    "conversation_mentions": Growth(
+        "kept", "a pair in a conversation", "200,000 a member; `conversation.forgotten.v1`"
+    ),
     "conversation_chunks": Growth("kept", "pairs that are embedded together", "`conversation.forgotten.v1`"),
     "conversation_members": Growth("people", "a member with a history", "`conversation.forgotten.v1`"),
     "conversation_floors": Growth("kept", "a conversation or member that was forgotten", "stays, so that it holds"),
     "conversation_provenance": Growth("kept", "an answer that a conversation names", "goes with the pair"),
-    "answer_provenance": Growth("age", "an answer", "30 days"),
+    "answer_provenance": Growth("age", "an answer", "30 days; 4 KiB for each request of a caller's rate"),
     "standing_questions": Growth("age", "a standing question", f"about 100 a principal; {_RETENTION}STANDING_DAYS"),
     "standing_passages": Growth("age", "a passage behind a standing question", "goes with the question"),
     "standing_changes": Growth("age", "a change of a kept answer", "goes when it is over, and with the question"),
-    "answer_reviews": Growth("age", "an answer for review", f"{_RETENTION}REVIEWS_DAYS"),
+    "answer_reviews": Growth(
+        "age", "an answer for review", f"{_RETENTION}REVIEWS_DAYS; 4 KiB for each request of a caller's rate"
+    ),
     "answer_feedback": Growth("age", "feedback", f"{_RETENTION}FEEDBACK_DAYS"),
     "eval_queries": Growth("kept", "a golden question", f"{_RETENTION}GOLDEN_DAYS (0: for ever)"),
     "eval_judgements": Growth(
@@ -104,6 +110,10 @@ GROWTH: Mapping[str, Growth] = {
     "query_use": Growth("age", "a caller's use in a span", f"{_RETENTION}BUDGETS_DAYS"),
     "embedding_days": Growth("age", "the spending of a day for a purpose", "400 days"),
     "schema_migrations": Growth("declared", "a migration", "one a migration"),
-    "trail.records": Growth("age", "a search, a reading, a command", f"{_RETENTION}TRAIL_DAYS, whole days"),
+    "trail.records": Growth(
+        "age",
+        "a search, a reading, a command",
+        f"{_RETENTION}TRAIL_DAYS, whole days; 4 KiB for each request of a caller's rate",
+    ),
     "trail.heads": Growth("age", "the end of a chain at a time", f"a month after {_RETENTION}TRAIL_DAYS"),
 }

@@ -24,6 +24,7 @@ from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
 from query.answers.model import Answer, NumberedPassage
+from query.limits.charging import UUID_BYTES, charge
 from query.model import BadQuery
 
 MAX_NOTE_CHARACTERS = 2_000
@@ -95,6 +96,8 @@ async def record(
         "unsupported": None if private else list(answer.unsupported),
     }
     cursor = await connection.execute(_RECORD, values)
+    texts = (question, values["answer"] or "", *(values["unsupported"] or ()))
+    charge(stored=2 * UUID_BYTES * len(ordered) + sum(len(text.encode("utf-8", "replace")) for text in texts))
     return cursor.rowcount == 1
 
 

@@ -18,7 +18,7 @@ from query.answers.follow_up import MAX_REWRITTEN_TOKENS, carry_over, messages, 
 from query.answers.model import Usage
 from query.answers.prompt import new_key
 from query.model import Facts, check
-from query.modes.history import readable_answers
+from query.modes.history import from_few_documents, readable_answers
 from query.modes.material import Question, Turn
 from query.retrieval.steps import Steps
 
@@ -73,7 +73,8 @@ class Understanding:
             facts |= {"question": text, "by": by, "turns": len(turns)}
         withheld = sum(bool(turn.answer) for turn in question.turns) - sum(bool(turn.answer) for turn in turns)
         noun = "answer" if withheld == 1 else "answers"
-        note = f"{withheld} earlier {noun} of the conversation withheld: their sources cannot all be read now"
+        why = "their sources cannot all be read now, or they are too many"
+        note = f"{withheld} earlier {noun} of the conversation withheld: {why}"
         if withheld:
             facts["withheld"] = withheld
         if text == typed:  # nothing of the conversation is in it
@@ -85,6 +86,8 @@ class Understanding:
         these are known for all of them."""
         named = {turn.answer_id for turn in turns if turn.answer_id is not None and turn.answer}
         readable = await self._readable(named, caller) if named else {}
+        latest_first = [turn.answer_id for turn in reversed(turns) if turn.answer_id is not None]
+        readable = from_few_documents(latest_first, readable)
         usable = [
             replace(turn, answer="") if turn.answer_id is not None and turn.answer_id not in readable else turn
             for turn in turns

@@ -42,6 +42,9 @@ RECORD_SECONDS = 15.0
 RETRY_SECONDS = 1.0
 """The shortest time between two requests to Postgres for an exhausted budget or during an outage."""
 WARN_RATIO = 0.8
+STORED_BYTES_OF_A_REQUEST = 4_096
+"""A request that stores more counts as one request for each of these towards the rate of its caller (ADR 119). The
+usual ones store less: a search with a hundred results 2.3 kB."""
 MIN_MONEY = 1e-6
 """The least money that must be left for a search."""
 
@@ -105,6 +108,8 @@ class _Portion:
     warned: bool = False
     counts: bool = True
     """Whether tokens and money are counted; a rate counts only requests."""
+    extra: float = 0.0
+    """The requests of this span, and owed from the one before, that stand for stored bytes."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def lacks(self, needed: Amounts) -> list[int]:
@@ -130,9 +135,13 @@ class _Portion:
             self.left[n] += amount - gone
             self.reserved[n] -= amount
 
+    def charge_extra(self, requests: float) -> None:
+        self.left[0] -= requests
+        self.extra += requests
+
     def begin(self, since: datetime) -> None:
         self.since, self.used, self.warned, self.empty_until = since, NO_AMOUNTS, False, 0.0
-        self.left, self.reserved = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+        self.left, self.reserved, self.extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0
 
     def owes(self) -> Amounts:
         return Amounts(*(max(0.0, -left) for left in self.left))
@@ -158,11 +167,18 @@ class Account:
         """reserved: the amounts that were reserved of each portion."""
         self._reserved = [(portion, amounts, portion.since) for portion, amounts in reserved]
         self._portions = [portion for portion, _ in reserved]
+        self._stored = 0
 
-    def charge(self, tokens: int, money: float) -> None:
+    def charge(self, tokens: int, money: float, stored: int = 0) -> None:
+        before, self._stored = self._extra_requests(), self._stored + stored
         for portion in self._portions:
             if portion.counts:
                 portion.charge(Amounts(0, tokens, money))
+            else:
+                portion.charge_extra(self._extra_requests() - before)
+
+    def _extra_requests(self) -> int:
+        return max(0, math.ceil(self._stored / STORED_BYTES_OF_A_REQUEST) - 1)
 
     def close(self, *, refund: bool = False) -> None:
         """Return what was reserved, because actual use has been charged. refund: the request did not run and does not
@@ -286,8 +302,12 @@ class Meter:
             portion.ceilings, portion.empty_until = tuple(ceilings), 0.0
         began = _beginning(subject.span, self._clock())
         if portion.since is None or portion.since < began:
+            # A few large requests at once may store more than a span admits.
+            spans = 0 if portion.since is None else (began - portion.since) / SPANS[subject.span]
+            owed = max(0.0, portion.extra - spans * (ceilings[0] or 0.0))
             portion.begin(began)
             portion.left[0] = self._first(subject, ceilings)
+            portion.charge_extra(owed)
 
     def _first(self, subject: Subject, ceilings: Ceilings) -> float:
         return _portion(ceilings[0], PORTION_OF_A_MINUTE) if subject.span == "minute" else 0.0

@@ -1,12 +1,13 @@
-"""Charging the current request for tokens and money, wherever they are spent."""
+"""Charging the current request for what it costs, wherever that is: tokens, money, and bytes that it has stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
-Charge = Callable[[int, float], None]
-"""Receives tokens of the chat model and money."""
+Charge = Callable[[int, float, int], None]
+"""Receives tokens of the chat model, money, and bytes that are stored."""
+UUID_BYTES = 16
 
 _charge: ContextVar[Charge | None] = ContextVar("charge", default=None)
 
@@ -16,7 +17,7 @@ def charge_to(account: Charge | None) -> None:
     _charge.set(account)
 
 
-def charge(*, tokens: int = 0, money: float = 0.0) -> None:
-    """Charge use to the current account, if any."""
+def charge(*, tokens: int = 0, money: float = 0.0, stored: int = 0) -> None:
+    """Charge use to the current account, if any. stored: bytes of rows that stay until their retention ends."""
     if (account := _charge.get()) is not None:
-        account(tokens, money)
+        account(tokens, money, stored)

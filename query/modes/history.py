@@ -11,11 +11,11 @@ included (docs/adr/0042-provenance-of-answers.md).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from pgvector import HalfVector
@@ -30,6 +30,7 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
+from query.limits.charging import UUID_BYTES, charge
 
 NEAREST_CHUNKS = 5
 """How many chunks are used of a history that is too long to be used whole."""
@@ -37,13 +38,15 @@ WITHHELD = "(this earlier answer is withheld)"
 """The text that replaces an answer that the caller may no longer read."""
 
 MAX_PROVENANCE_DOCUMENTS = 2_000
-"""The most documents that are recorded for an answer (32 kB of ids). An answer from more is never in a history."""
+"""The most documents that are recorded for an answer (32 kB of ids). An answer from more is never in a history, and
+earlier answers from more of them together are not read for one question."""
 PROVENANCE_DAYS = 30
 """How long a conversation may name an answer for the first time; Kafka retains conversations for 14 days."""
 EXPIRED_AT_ONCE = 100
 """How many expired rows each answer deletes: more than it adds, so that none remain, and few enough to be fast."""
 RECORD_SECONDS = 2.0
 
+AnswerKey = TypeVar("AnswerKey", bytes, UUID)
 Served = Literal["whole", "nearest", "newest"]
 """whole: pair by pair, the newest first; nearest: chunks, the nearest first; newest: chunks, the newest first, because
 the question has no vector or no chunk has one yet."""
@@ -97,7 +100,9 @@ class History:
             notes.append(f"{self.without_embedding} chunks of the history are not embedded yet")
         if self.withheld:
             noun = "answer of the history was" if self.withheld == 1 else "answers of the history were"
-            notes.append(f"{self.withheld} {noun} withheld: not all of their sources can be read now")
+            notes.append(
+                f"{self.withheld} {noun} withheld: not all of their sources can be read now, or they are too many"
+            )
         return notes
 
 
@@ -222,9 +227,8 @@ async def _with_texts(
     connection: Connection, parameters: dict[str, Any], pieces: Sequence[tuple[Piece, Sequence[_Pair]]]
 ) -> list[Piece]:
     """Each piece with the text of its pairs, without the answers that the caller may not read."""
-    may_show = await _readable_provenance(
-        connection, parameters, [pair.digest for _, pairs in pieces for pair in pairs]
-    )
+    digests = [pair.digest for _, pairs in pieces for pair in pairs]
+    may_show = from_few_documents(digests, await _readable_provenance(connection, parameters, digests))
     written = []
     for piece, pairs in pieces:
         withheld = sum(pair.digest not in may_show for pair in pairs)
@@ -233,6 +237,20 @@ async def _with_texts(
         documents = frozenset[UUID]().union(*(may_show.get(pair.digest, ()) for pair in pairs))
         written.append(replace(piece, text=text, tokens=tokens, documents=documents, withheld=withheld))
     return written
+
+
+def from_few_documents(
+    ordered: Iterable[AnswerKey], documents: Mapping[AnswerKey, Collection[UUID]]
+) -> dict[AnswerKey, Collection[UUID]]:
+    """Those of these answers, in their order, that were made from MAX_PROVENANCE_DOCUMENTS at most, all together: the
+    audit trail and the new answer record each of them."""
+    few: dict[AnswerKey, Collection[UUID]] = {}
+    known: set[UUID] = set()
+    for answer in ordered:
+        if answer in documents and len(known.union(documents[answer])) <= MAX_PROVENANCE_DOCUMENTS:
+            few[answer] = documents[answer]
+            known.update(documents[answer])
+    return few
 
 
 _MADE_FROM = sql.SQL("""
@@ -272,6 +290,7 @@ async def record_provenance(pool: Pool, tenant: str, answer_id: UUID, documents:
                     "INSERT INTO answer_provenance (tenant, answer_id, documents) VALUES (%s, %s, %s)",
                     [tenant, answer_id, list(documents)],
                 )
+                charge(stored=UUID_BYTES * len(documents))
                 # The function runs with its owner's rights and also deletes rows of inactive tenants.
                 await connection.execute("SELECT expire_provenance(%s, %s)", [PROVENANCE_DAYS, EXPIRED_AT_ONCE])
 

@@ -692,6 +692,37 @@ async def test_with_an_optional_trail_an_outage_delays_records_and_reports_lost_
     assert (await place.examined()).findings == []
 
 
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_a_record_of_very_many_documents_is_written_and_stops_no_other(place: Place, mode: str) -> None:
+    """An answer with a long history could show more documents than a record may have, and the table refused it again
+    and again: no other record of the process was written."""
+    actor, documents = uuid4().hex, tuple(uuid4() for _ in range(100_001))
+    async with open_trail(place.settings(mode), "very many") as trail:
+        await trail.write(replace(record(actor), documents=documents))
+        await trail.write(record(actor))
+    stored = [sealed.record for sealed in await place.records(person=actor)]
+    assert {id_ for of in stored for id_ in of.documents} == {*documents}
+    assert stored[-1].documents == record(actor).documents
+    assert (await place.examined()).findings == []
+
+
+async def test_a_record_that_the_table_refuses_stops_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Record, "parts", property(lambda self: (self,)))
+    actor = uuid4().hex
+    async with open_trail(place.settings("on"), "refused") as trail:
+        await trail.write(record(f"{actor}1"))
+        await trail.write(replace(record(actor), documents=tuple(uuid4() for _ in range(100_001))))
+        await trail.write(record(f"{actor}2"))
+        async with asyncio.timeout(60):
+            while trail.waiting:
+                await asyncio.sleep(0.05)
+        await trail.write(record(f"{actor}3"))
+    results = [sealed.record for sealed in await place.records() if sealed.process.startswith("refused@")]
+    assert [result.actor for result in results if result.action == "test"] == [f"{actor}{n}" for n in (1, 2, 3)]
+    assert [result.object for result in results if result.action == "trail.lost"] == ["records:1"]
+    assert (await place.examined()).findings == []
+
+
 async def test_with_the_trail_off_nothing_is_recorded(place: Place) -> None:
     before = len(await place.records())
     async with open_trail(place.settings("off"), "off") as trail:

@@ -294,6 +294,18 @@ def test_a_command_is_recorded_under_the_operating_system_user_and_not_environme
     assert recorded("export").actor == pwd.getpwuid(os.getuid()).pw_name
 
 
+def test_a_record_of_very_many_documents_is_stored_in_parts_that_name_each_of_them() -> None:
+    """The table refuses a record of more than 100,000, which an answer with a long history could have: it was tried
+    again and again, and no other record of the process was written."""
+    documents = tuple(UUID(int=n) for n in range(120_001))
+    parts = record(1, documents=documents).parts
+    assert [id_ for part in parts for id_ in part.documents] == list(documents)
+    assert max(len(part.documents) for part in parts) <= 100_000
+    assert {replace(part, documents=()) for part in parts} == {record(1, documents=())}
+    assert list(record(1).parts) == [record(1)]
+    assert list(record(1, documents=()).parts) == [record(1, documents=())]
+
+
 def test_every_http_route_is_audited_or_listed_as_unrecorded() -> None:
     routes = {path for path in describe_app().openapi()["paths"] if path.startswith("/v1")}
     assert routes == ACTIONS.keys() | UNRECORDED

@@ -10,6 +10,7 @@ import numpy as np
 import psycopg
 import pytest
 
+from pipeline.conversations import record
 from pipeline.conversations.record import Conversations
 from pipeline.core.conversations import PAIRS_PER_CHUNK, group, pair_digest, render
 from pipeline.kafka.groups import group as group_name
@@ -116,6 +117,19 @@ async def test_messages_in_any_order_batches_and_repetitions_give_the_same_histo
     for _, member, digest, asked_at, *_ in dumps[0]["pairs"]:
         held[member][digest] = asked_at
     assert held == alive
+
+
+@pytest.mark.parametrize("what", ["MOST_TOKENS", "MOST_MENTIONS"])
+async def test_a_member_who_never_stops_fills_no_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    pairs = [sent(n) for n in range(6)]
+    monkeypatch.setattr(record, what, tokens_of(pairs[:3]) if what == "MOST_TOKENS" else 3)
+    await desk.take(recorded(*pairs[:3], observed=1))
+    await desk.take(recorded(*pairs[3:5], observed=2, conversation="later"), recorded(pairs[4], member="bob"))
+    assert len((await desk.history()).pieces) == 3
+    assert await desk.space.query("SELECT count(*) FROM conversation_pairs WHERE member = 'bob'") == [(1,)]
+    await desk.take(forgotten(1, "c"))
+    await desk.take(recorded(pairs[5], observed=3))
+    assert [piece.text for piece in (await desk.history()).pieces] == [render(pairs[5].question, pairs[5].answer)]
 
 
 async def test_forgetting_a_member_removes_everything_and_a_replay_restores_nothing(desk: Desk) -> None:

@@ -126,7 +126,7 @@ async def test_a_question_that_times_out_in_the_model_is_charged_and_a_refused_o
     """Else whoever asks what takes long to think about has the model read for nothing, without end."""
     fake.faults, tokens = Faults(**faults), 0
 
-    def charge(used: int, money: float) -> None:
+    def charge(used: int, money: float, stored: int) -> None:
         nonlocal tokens
         tokens += used
 

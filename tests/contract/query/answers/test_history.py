@@ -20,6 +20,7 @@ from pipeline.embedding.port import OneModel
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.runtime.settings import ConversationSettings
 from pipeline.stages.stage import Incoming
+from query.modes import history
 from query.modes.history import WITHHELD
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
@@ -173,9 +174,17 @@ async def withheld(assistant: Assistant) -> None:
     assert "lentil" in prompt, "what was made from other documents stays"
     response = await assistant.ask(QUESTION)
     assert [note for note in response["notes"] if "withheld" in note] == [
-        "1 answer of the history was withheld: not all of their sources can be read now"
+        "1 answer of the history was withheld: not all of their sources can be read now, or they are too many"
     ]
     assert SECRET not in json.dumps(response)
+
+
+async def test_of_earlier_answers_from_too_many_documents_together_the_newest_are_shown(
+    assistant: Assistant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these documents is recorded in the audit trail with each answer."""
+    monkeypatch.setattr(history, "MAX_PROVENANCE_DOCUMENTS", 1)
+    await withheld(assistant)
 
 
 async def test_an_earlier_answer_from_a_revoked_document_is_withheld(assistant: Assistant) -> None:

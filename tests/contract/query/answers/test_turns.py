@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from query.answers.understanding import REWRITE_SECONDS
+from query.modes import history
 from query.modes.material import MAX_TURNS
 from tests.contract.query.answers.test_history import SECRET, Assistant, assistant_over, begin, member_of
 from tests.support.query.http_kit import as_, service_over
@@ -127,8 +128,22 @@ async def test_no_word_of_an_earlier_answer_is_used_once_it_may_not_be_read(assi
     assert secret not in json.dumps(response)
     assert follow_up(response)["withheld"] == 1
     assert [note for note in response["notes"] if "withheld" in note] == [
-        "1 earlier answer of the conversation withheld: their sources cannot all be read now"
+        "1 earlier answer of the conversation withheld: their sources cannot all be read now, or they are too many"
     ]
+
+
+async def test_of_turns_from_too_many_documents_together_the_last_are_used(
+    assistant: Assistant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = await budget(assistant)
+    response = await assistant.ask("What does the canteen serve?", history=False)
+    later = {"question": "And the canteen?", "answer": response["answer"], "answer_id": response["answer_id"]}
+    monkeypatch.setattr(history, "MAX_PROVENANCE_DOCUMENTS", 1)
+    response = await ask(assistant, "And which soup?", turn, later)
+    assert follow_up(response)["withheld"] == 1
+    rewriting = assistant.chat.requests[-2]["messages"][1]["content"]
+    assert SECRET not in rewriting
+    assert "lentil" in rewriting
 
 
 async def test_another_tenants_answer_is_of_unknown_provenance(assistant: Assistant) -> None:

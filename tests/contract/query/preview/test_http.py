@@ -102,7 +102,7 @@ async def test_what_a_remote_model_embeds_for_a_preview_is_charged_to_its_reques
     await handbook(world, tenant)
     previews = replace(world.service.previews, embedders=QueryEmbedder(Billed))
     charged: list[tuple[int, float]] = []
-    charge_to(lambda tokens, money: charged.append((tokens, money)))
+    charge_to(lambda tokens, money, stored: charged.append((tokens, money)))
     try:
         edit = PreviewRequest.model_validate(EDIT).edit()
         await previews.preview(edit, await world.service.search.identify(tenant, principals=["ann"]))
