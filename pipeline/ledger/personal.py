@@ -98,7 +98,10 @@ class Scope:
 
 _SOURCE: LiteralString = "tenant = %(tenant)s AND source = %(source)s"
 _OF_SOURCE: LiteralString = f"WHERE {_SOURCE}"
-_CALLS: LiteralString = "tenant = %(tenant)s AND caller IN ('token:' || %(person)s, 'development:' || %(person)s)"
+_CALLS: LiteralString = (
+    "tenant = %(tenant)s AND (caller IN ('token:' || %(person)s, 'development:' || %(person)s)"
+    " OR starts_with(caller, 'delegated:') AND right(caller, length(%(person)s) + 1) = ':' || %(person)s)"
+)
 _TAGGED: LiteralString = "tenant = %(tenant)s AND (acl_tags || required_tags) @> ARRAY['user:' || %(person)s::text]"
 _HELD: LiteralString = (
     "tenant = %(tenant)s AND (members @> ARRAY[%(person)s::text] OR of @> ARRAY['user:' || %(person)s::text])"

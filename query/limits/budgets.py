@@ -221,6 +221,8 @@ class Meter:
         needed = self._typical_use[kind]
         quota = self._quotas.of(identity.tenant)
         name = f"{identity.kind}:{identity.key or identity.principal or ''}"
+        if identity.kind == "delegated":  # one of a service's people does not use up what the others have
+            name += f":{identity.principal}"
         of_caller = quota.caller.amounts
         budgets: list[tuple[Subject, Ceilings, Amounts]] = [
             (Subject(identity.tenant, name, "minute"), (self._rate, None, None), Amounts(1)),

@@ -318,6 +318,18 @@ async def test_a_rate_limit_holds_across_processes_up_to_a_portion_each(tmp_path
     assert table.request_count < 60
 
 
+async def test_one_of_the_people_for_whom_a_service_asks_leaves_the_others_their_rate_and_budget(tmp_path: Path) -> None:
+    """The rate in all processes counted for the service: whoever wrote to a chat bot without a pause silenced it."""
+    table = Table()
+    meter = process(table, "[default.caller]\nrequests_per_day = 150", tmp_path, rate=100)
+    ann, bob = (Identity("delegated", "acme", who, key="bot", scopes=("search",)) for who in ("ann", "bob"))
+    assert await count_admitted(meter, ann) == 100
+    assert await count_admitted(meter, bob) == 100
+    table.now += timedelta(minutes=1)
+    assert await count_admitted(meter, ann) == 50
+    assert await count_admitted(meter, Identity("key", "acme", "ann", key="bot"), 60) == 60
+
+
 async def test_who_stores_much_with_each_request_may_make_fewer(tmp_path: Path) -> None:
     """Answers from 2,000 documents, at a rate of 120 in a minute, took 5.5 GB a day of each table that records them."""
     table = Table()
