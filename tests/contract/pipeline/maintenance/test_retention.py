@@ -101,6 +101,25 @@ async def test_a_deleted_document_keeps_its_name_until_both_stores_have_followed
     assert [row[0][:7] for row in await document_fields(library, tenant)] == ["erased:"]
 
 
+async def test_a_table_that_cannot_be_erased_keeps_no_other_from_it(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right that is missing after an upgrade ended all erasure by age."""
+    refused = [
+        personal.Place(table, age=personal.Age("deleted_days", statement))
+        for table, statement in (
+            ("refused", "SELECT FROM erase_by_nobody(%(days)s, %(most)s)"),
+            ("broken", "SELECT 1 / 0 WHERE %(days)s > 0 AND %(most)s > 0"),
+        )
+    ]
+    monkeypatch.setattr("pipeline.maintenance.retention.PLACES", (*refused, *PLACES))
+    await library.execute(
+        "INSERT INTO memberships VALUES (%s, 'wiki', 'jane', '{}', now() - interval '200 days')", tenant
+    )
+    await run_retention(library)
+    assert await library.execute("SELECT principal FROM memberships WHERE tenant = %s", tenant) == []
+
+
 PLANTED = {
     "superseded": "INSERT INTO superseded SELECT id, 1, now() - %(age)s, '', '', 'Jane', NULL, NULL, NULL, NULL, '{}',"
     " 'Jane' FROM documents WHERE tenant = %(tenant)s",
