@@ -400,6 +400,9 @@ class Work:
                 " their source: erase or change those separately"
             )
             remains.append(_left("documents", None, why))
+            days = self.settings.retention.reviews_days
+            why = "doubtful answers to questions of the person that no conversation names: without the name"
+            remains.append(_left("Postgres answer_reviews", now + timedelta(days=days) if days else None, why))
             if not load_query().feedback.secrets():
                 why = (
                     "PENSTOCK_FEEDBACK_KEYS is not set here, so rows of the person cannot be recognised: removed by age"
@@ -426,6 +429,10 @@ class Work:
             until = now + timedelta(seconds=self.settings.webhooks.keep_seconds)
             why = "external ids in the news of the withdrawal, until the receivers of webhooks take it"
             remains.append(_left("Postgres webhook_deliveries", until, why))
+        if forgot in ("person", "tenant"):
+            days = self.settings.retention.budgets_days
+            why = "today's use of budgets, with the caller's name, where a query service has yet to record some of it"
+            remains.append(_left("Postgres query_use", now + timedelta(days=days + 1) if days else None, why))
         if forgot in ("document", "source"):
             days = self.settings.retention.feedback_days
             why = "feedback on passages that were replaced or deleted before; their document is no longer known"

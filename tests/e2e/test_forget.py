@@ -329,6 +329,7 @@ async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Spac
     assert output["erased"]["postgres memberships"] == 1
     [unknown] = [entry for entry in output["remains"] if entry["where"] == "Postgres eval_queries"]
     assert unknown["why"].startswith("1 golden questions that were promoted from feedback")
+    assert {"Postgres answer_reviews", "Postgres query_use"} <= {e["where"] for e in output["remains"] if e["until"]}
     await assert_forgotten(space)
     assert await space.query("SELECT count(*) FROM person_floors WHERE tenant = 'acme'") == [(1,)]
     assert await space.query(
