@@ -259,7 +259,8 @@ class StreamSettings(Part):
 
 
 def _network(value: str) -> str:
-    ip_network(value)
+    if not ip_network(value).prefixlen:
+        raise ValueError("every client would be a proxy, which has no limit of its own: name the proxies' addresses")
     return value
 
 

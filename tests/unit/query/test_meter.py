@@ -318,7 +318,7 @@ async def test_a_rate_limit_holds_across_processes_up_to_a_portion_each(tmp_path
     assert table.request_count < 60
 
 
-async def test_one_of_the_people_for_whom_a_service_asks_leaves_the_others_their_rate_and_budget(tmp_path: Path) -> None:
+async def test_one_of_the_people_for_whom_a_service_asks_leaves_the_others_theirs(tmp_path: Path) -> None:
     """The rate in all processes counted for the service: whoever wrote to a chat bot without a pause silenced it."""
     table = Table()
     meter = process(table, "[default.caller]\nrequests_per_day = 150", tmp_path, rate=100)

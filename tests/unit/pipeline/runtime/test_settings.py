@@ -46,6 +46,17 @@ def test_a_misspelt_protection_is_reported_and_a_connectors_secret_is_not() -> N
     assert misspelt(set_) == {"PENSTOCK_PRODUCER": "PENSTOCK_PRODUCERS", "PENSTOCK_TRIAL": "PENSTOCK_TRAIL"}
 
 
+@pytest.mark.parametrize("everybody", ['["0.0.0.0/0"]', '["10.0.0.1", "::/0"]'])
+def test_a_network_of_all_addresses_is_no_trusted_proxy(
+    home: Path, monkeypatch: pytest.MonkeyPatch, everybody: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PORTS_TRUSTED_PROXIES", everybody)
+    with pytest.raises(Misconfigured, match=r"TRUSTED_PROXIES.*every client would be a proxy"):
+        load()
+    monkeypatch.setenv("PENSTOCK_PORTS_TRUSTED_PROXIES", '["10.0.0.1", "10.20.4.0/28"]')
+    assert load().ports.trusted_proxies == ("10.0.0.1", "10.20.4.0/28")
+
+
 def test_a_secret_file_that_only_a_connector_reads_keeps_no_process_from_starting(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
