@@ -185,6 +185,7 @@ async def store_feedback(connection: Connection, caller: Caller, authors: Sequen
         _STORE_FEEDBACK.format(chunks=sql.Identifier(table), reads_all=_READS_SHOWN), parameters
     )
     if cursor.rowcount:
+        charge(stored=sum(len(text.encode()) for text in (feedback.query, feedback.note) if text))
         await connection.execute(_DELETE_OLDER, parameters)
 
 

@@ -21,6 +21,7 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
 from query.answers.model import Answer, Sources
+from query.limits.charging import charge
 from query.model import BadQuery
 from query.modes.material import Question
 from query.retrieval.search import Search
@@ -140,6 +141,7 @@ class StandingQuestions:
                 raise Unknown
             if not await table.store(connection, caller.tenant, entry):
                 raise Unknown
+        charge(stored=table.stored_bytes(entry))
         return entry.id
 
     async def every(self, caller: Caller, principal: str) -> list[Standing]:

@@ -175,6 +175,18 @@ class NewAnswer:
     words: Words = NO_WORDS
 
 
+PASSAGE_BYTES, CITATION_BYTES = 150, 10
+"""About the size of a row of a passage, and of a number in the sentences."""
+
+
+def stored_bytes(entry: NewAnswer) -> int:
+    """About how many bytes it takes in the tables, and in the log of their changes."""
+    numbers = sum(len(sentence.cites) for sentence in entry.sentences)
+    texts = (entry.question, *(sentence.text for sentence in entry.sentences))
+    written = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return PASSAGE_BYTES * len(entry.chunks) + CITATION_BYTES * numbers + written
+
+
 _STORE = """
     INSERT INTO standing_questions
         (tenant, id, principal, question, request, sentences, model, generation, probe, probe_generation, is_full,

@@ -22,6 +22,7 @@ from deploy.local.stack import Stack
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
+from query.limits import budgets
 from query.limits.budgets import NO_AMOUNTS, Amounts, PostgresLedger, Subject
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
@@ -332,6 +333,31 @@ async def test_a_rate_limit_is_shared_by_two_processes_up_to_one_portion(library
 
 
 # The table
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "size"),
+    [
+        ("/v1/search", QUERY, 300),  # a record of the audit trail has 700 and more
+        ("/v1/answers", QUESTION | {"keep": True}, 500),
+        ("/v1/answers", QUESTION | {"stream": True}, 300),
+        ("/v1/standing", None, 300),
+    ],
+)
+async def test_what_a_request_stores_counts_towards_the_rate_of_its_caller(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object] | None, size: int
+) -> None:
+    monkeypatch.setattr(budgets, "STORED_BYTES_OF_A_REQUEST", size)
+    await library.put(document("harbour.md", "The harbour opens at nine.", tenant=tenant, acl_tags=["user:ann"]))
+    async with service_over(library, serve={"requests_per_minute": 40}) as (client, _):
+        admitted = 0
+        while admitted < 40:
+            response = await client.request("POST" if body else "GET", path, json=body, headers=as_("ann", tenant))
+            if response.status_code != 200:
+                assert problem(response) == (429, "rate-limited")
+                break
+            admitted += 1
+    assert 10 <= admitted < 30
 
 
 async def test_the_postgres_budget_ledger_behaves_like_the_model_of_the_unit_tests(
