@@ -2,7 +2,8 @@
 
 Where the database is and who we are, as the settings say, stands in a file that its owner alone may read, for as long
 as the program runs: libpq takes it as the program's service. On no command line, in no environment and in no shell's
-variable is a password to be seen. What the program is told besides (``--dbname=postgres``) goes before the file.
+variable is a password to be seen. What the program is told besides (``--dbname=postgres``) goes before the file. What
+it writes, such as a backup, its owner alone may read.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(postgres: PostgresSettings, command: Sequence[str]) -> int:
         file.touch(mode=0o600)
         file.write_text(service_file(connection), "utf-8")
         env = {**os.environ, "PGSERVICEFILE": str(file), "PGSERVICE": SERVICE}
-        code = subprocess.run([program, *command[1:]], env=env, check=False).returncode
+        code = subprocess.run([program, *command[1:]], env=env, umask=0o077, check=False).returncode
     return code if code >= 0 else 128 - code  # ended by a signal, as a shell tells it
 
 

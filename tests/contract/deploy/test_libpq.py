@@ -77,6 +77,13 @@ def test_a_program_gets_the_login_and_may_use_another_database(environment: dict
     assert (other.stdout, other.returncode) == (f"{parts['user']}|postgres\n", 0)
 
 
+def test_what_a_program_writes_is_readable_by_its_owner_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    """A backup holds every text, and was everybody's on the machine to read."""
+    file = tmp_path / "backup"
+    assert libpq("psql", "-Atc", "SELECT 1", "-o", str(file), env=environment).returncode == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 def test_the_exit_code_is_the_programs_and_a_missing_program_is_reported(environment: dict[str, str]) -> None:
     assert libpq("psql", "-qc", "nonsense", env=environment).returncode == 1
     done = libpq("pg_nothing", env=environment)
