@@ -186,6 +186,8 @@ class Instance:
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
         folder.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # a volume's may be another user's
+            folder.chmod(0o700)  # clones, rows and downloads hold what few may read
         return Context(
             name=self.plan.name,
             tenant=self.plan.tenant,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from collections import Counter
 
 import pytest
@@ -62,6 +63,15 @@ async def test_reading_an_unchanged_source_publishes_nothing(bench: Bench) -> No
             assert "error" not in outcome
         assert await bench.take() == []
         assert bench.world.fetched == {}
+
+
+async def test_what_a_source_keeps_on_disk_is_readable_by_its_owner_alone(bench: Bench) -> None:
+    """Clones of repositories, rows of databases and downloads were everybody's on the machine to read."""
+    folder = bench.folder / bench.name
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    async with bench.loaded():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 async def test_each_kind_of_change_is_published_as_its_kind_of_message(bench: Bench) -> None:
