@@ -96,7 +96,7 @@ async def record(
         "unsupported": None if private else list(answer.unsupported),
     }
     cursor = await connection.execute(_RECORD, values)
-    texts = (question, values["answer"] or "", *(values["unsupported"] or ()))
+    texts = (question,) if private else (question, answer.text, *answer.unsupported)
     charge(stored=2 * UUID_BYTES * len(ordered) + sum(len(text.encode("utf-8", "replace")) for text in texts))
     return cursor.rowcount == 1
 

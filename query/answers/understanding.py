@@ -85,9 +85,8 @@ class Understanding:
         """The turns without the answers that the caller may not read now, the documents of the others, and whether
         these are known for all of them."""
         named = {turn.answer_id for turn in turns if turn.answer_id is not None and turn.answer}
-        readable = await self._readable(named, caller) if named else {}
         latest_first = [turn.answer_id for turn in reversed(turns) if turn.answer_id is not None]
-        readable = from_few_documents(latest_first, readable)
+        readable = from_few_documents(latest_first, await self._readable(named, caller) if named else {})
         usable = [
             replace(turn, answer="") if turn.answer_id is not None and turn.answer_id not in readable else turn
             for turn in turns
