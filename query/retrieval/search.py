@@ -7,11 +7,13 @@ counts are therefore the same as if the withheld passages did not exist.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
@@ -77,6 +79,9 @@ CANDIDATES = 64
 """How many candidates of each store are fused."""
 MAX_DEPTH = 1_000
 """The most candidates of each store, when most of the candidates are duplicates and the search goes deeper."""
+MAX_PAGE_CHARACTERS = 4_000_000
+"""The most text of a page of results, which takes up to 80 MB as a response; the others come on the next page. A
+hundred passages that were made to be long have three times as much."""
 SPARE = 10
 """Candidates that are requested in addition: one marks where the ranking ends, the others replace withheld ones."""
 
@@ -184,8 +189,9 @@ class Search:
         embedded: the query's vector by the model of ``generation``; None: it is computed.
         certify: whether the results have freshness certificates.
         generation: None searches the active one. The model, table and index are always of the same generation.
-        Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
-        ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
+        Law: there are fewer than ``top`` only if no more match, or their texts are very long (``of_a_page``). A store
+        or model that fails is left out and named in ``steps``. Raises BadQuery; Retryable or Misconfigured when no
+        store answers or the ledger is not available.
         """
         check_sort(sort, mode)
         question = Query(check(query, top, mode), top, mode if sort == "relevance" else "keyword", rerank, sort)
@@ -361,8 +367,8 @@ class Search:
         if not is_decided and any(hit.rerank_score is not None for hit in hits):
             relevant = await computed(hits, partial(is_relevant, question.text, hits, cosine, floors, steps))
         hits = hits if relevant else []
-        results = await self._results(question, scope, hits, steps)
-        following = _cursor_after(before, results, hits, full=len(results) == question.top, more=more)
+        results, is_full = await self._results(question, scope, hits, steps)
+        following = _cursor_after(before, results, hits, full=is_full, more=more)
         outcome = SearchResults(results, steps.done, steps.took_ms, relevant, following)
         if not skipped_feedback:  # so that a later search, under less load, has the better ranking
             self._cache_results(key, outcome, passages, scope.snapshot)
@@ -388,14 +394,23 @@ class Search:
             hits = await computed(hits, partial(exact_first, hits, named))
         return list(hits)
 
-    async def _results(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
+    async def _results(
+        self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps
+    ) -> tuple[list[Result], bool]:
+        """The results of a page, and whether no further one has room in it."""
         with steps.step("arrange") as facts:
             groups = await self._arranged(question, hits)
             shown = [hit.passage for group in groups for hit in group.hits]
             details = await self._stores.describe(scope, shown)
-            results = [present(group, details) for group in groups]
+            results = of_a_page([present(group, details) for group in groups])
             facts["results"] = len(results)
-        return results
+        return results, len(results) == question.top or len(results) < len(groups)
+
+
+def of_a_page(results: Sequence[Result]) -> list[Result]:
+    """The first results, up to MAX_PAGE_CHARACTERS of text; at least one."""
+    total = list(accumulate(len(result.text) for result in results))
+    return list(results[: max(1, bisect_right(total, MAX_PAGE_CHARACTERS))])
 
 
 def _unseen(hits: Sequence[Hit], before: Cursor) -> list[Hit]:

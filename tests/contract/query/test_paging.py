@@ -51,6 +51,26 @@ async def test_pages_return_every_passage_once_and_more_than_a_hundred(library: 
         assert set(returned) == set(expected), mode
 
 
+async def test_very_long_passages_are_divided_among_more_pages(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred passages that were made to be long took 250 MB as a response."""
+    monkeypatch.setattr("query.retrieval.search.MAX_PAGE_CHARACTERS", 70)
+    expected = [f"{n}.md" for n in range(7)]
+    await library.put(*(document(name, f"Report {name} on the estuary.", tenant=tenant) for name in expected))
+    cursor, returned, sizes = None, list[str](), list[int]()
+    while True:
+        results = await page(library, tenant, cursor)
+        returned += names(results)
+        sizes.append(len(results.results))
+        if (cursor := results.cursor) is None:
+            break
+    assert sorted(returned) == expected
+    assert max(sizes) <= 2
+    monkeypatch.setattr("query.retrieval.search.MAX_PAGE_CHARACTERS", 1)
+    assert len((await page(library, tenant)).results) == 1, "one, however long it is"
+
+
 async def test_the_first_page_is_that_of_a_search_without_pages(library: Library, tenant: str) -> None:
     await library.put(*(document(f"{n}.md", f"Report {n} on the estuary.", tenant=tenant) for n in range(7)))
     whole = await page(library, tenant, top=7)
