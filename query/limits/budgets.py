@@ -42,6 +42,8 @@ RECORD_SECONDS = 15.0
 RETRY_SECONDS = 1.0
 """The shortest time between two requests to Postgres for an exhausted budget or during an outage."""
 WARN_RATIO = 0.8
+RATES_OF_A_SERVICE = 20
+"""The rate of all people together for whom a service asks, in rates of one: it may name any number of people."""
 STORED_BYTES_OF_A_REQUEST = 4_096
 """A request that stores more counts as one request for each of these towards the rate of its caller (ADR 119). The
 usual ones store less: a search with a hundred results 2.3 kB."""
@@ -220,7 +222,7 @@ class Meter:
         """Count a request and reserve its typical use. Raises Problem (429) and Retryable."""
         needed = self._typical_use[kind]
         quota = self._quotas.of(identity.tenant)
-        name = f"{identity.kind}:{identity.key or identity.principal or ''}"
+        name = service = f"{identity.kind}:{identity.key or identity.principal or ''}"
         if identity.kind == "delegated":  # one of a service's people does not use up what the others have
             name += f":{identity.principal}"
         of_caller = quota.caller.amounts
@@ -228,6 +230,9 @@ class Meter:
             (Subject(identity.tenant, name, "minute"), (self._rate, None, None), Amounts(1)),
             (Subject(identity.tenant, "", "day"), quota.amounts, needed),
         ]
+        if name != service:
+            most = float(RATES_OF_A_SERVICE * self._rate)
+            budgets.append((Subject(identity.tenant, service, "minute"), (most, None, None), Amounts(1)))
         if any(ceilings is not None for ceilings in of_caller):
             budgets.append((Subject(identity.tenant, name, "day"), of_caller, needed))
         reserved: list[tuple[_Portion, Amounts]] = []
@@ -378,7 +383,8 @@ class Meter:
         wait = {"Retry-After": str(max(1, math.ceil((ends - now).total_seconds())))}
         if subject.span == "minute":
             self._metrics.shed.labels("rate").inc()
-            return Problem("rate-limited", f"limit of {self._rate} requests per minute exceeded", headers=wait)
+            most = f"{portion.ceilings[n]:.0f}"
+            return Problem("rate-limited", f"limit of {most} requests per minute exceeded", headers=wait)
         self._metrics.shed.labels("budget").inc()
         whose = "this caller's" if subject.caller else "the tenant's"
         what = "spending budget" if n == 2 else f"budget of {portion.ceilings[n]:,.0f} {NAMES[n]}"

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from cli.main import app as cli
 from deploy.local.stack import Stack
+from pipeline.ledger.personal import Scope, erase
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
@@ -429,6 +430,17 @@ async def test_old_usage_of_callers_is_erased_by_retention(library: Library, ten
     )
     await Retention(library.pool, Metrics(), RetentionSettings()).turn()
     assert await library.execute("SELECT caller FROM query_use WHERE tenant = %s", tenant) == [("token:bob",)]
+
+
+async def test_a_persons_use_through_a_service_is_forgotten_with_the_person(library: Library, tenant: str) -> None:
+    for caller in ("token:ann", "delegated:bot:ann", "delegated:bot:joann", "delegated:bot", "key:ann"):
+        await library.execute(
+            "INSERT INTO query_use (tenant, caller, span, since) VALUES (%s, %s, 'day', now())", tenant, caller
+        )
+    async with library.pool.connection() as connection:
+        await erase(connection, "person", Scope(tenant, person="ann"))
+    rows = await library.execute("SELECT caller FROM query_use WHERE tenant = %s ORDER BY caller", tenant)
+    assert [caller for (caller,) in rows] == ["delegated:bot", "delegated:bot:joann", "key:ann"]
 
 
 async def test_the_workers_login_cannot_delete_todays_usage(library: Library, tenant: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import Misconfigured, Retryable
 from query.auth.identity import Identity
 from query.limits.budgets import (
+    RATES_OF_A_SERVICE,
     STORED_BYTES_OF_A_REQUEST,
     Amounts,
     BudgetUsage,
@@ -328,6 +329,15 @@ async def test_one_of_the_people_for_whom_a_service_asks_leaves_the_others_their
     table.now += timedelta(minutes=1)
     assert await count_admitted(meter, ann) == 50
     assert await count_admitted(meter, Identity("key", "acme", "ann", key="bot"), 60) == 60
+
+
+async def test_a_service_that_names_ever_other_people_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "", tmp_path, rate=10)
+    people = (Identity("delegated", "acme", f"p{n}", key="bot", scopes=("search",)) for n in range(40))
+    assert sum([await count_admitted(meter, who, 10) for who in people]) == RATES_OF_A_SERVICE * 10
+    with pytest.raises(Problem, match="limit of 200 requests per minute"):
+        await meter.admit(Identity("delegated", "acme", "another", key="bot", scopes=("search",)), "search")
 
 
 async def test_who_stores_much_with_each_request_may_make_fewer(tmp_path: Path) -> None:
