@@ -149,7 +149,7 @@ class ServeSettings(Part):
     response."""
     requests_per_minute: int = Field(120, ge=1)
     """The rate limit of one caller: in any 60 s in this process, and in a minute of the clock in all processes
-    together, where each process may exceed it by a tenth. There, a request that stores more than 4 KiB counts as
+    together, where each process may exceed it by a tenth. There, a request that stores more than 8 KiB counts as
     several (docs/adr/0119-what-a-caller-stores.md)."""
     concurrent_per_caller: int = Field(8, ge=1)
     """The most concurrent requests of one caller, including those in the queue."""

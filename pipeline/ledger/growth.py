@@ -78,12 +78,12 @@ GROWTH: Mapping[str, Growth] = {
     "conversation_members": Growth("people", "a member with a history", "`conversation.forgotten.v1`"),
     "conversation_floors": Growth("kept", "a conversation or member that was forgotten", "stays, so that it holds"),
     "conversation_provenance": Growth("kept", "an answer that a conversation names", "goes with the pair"),
-    "answer_provenance": Growth("age", "an answer", "30 days; 4 KiB for each request of a caller's rate"),
+    "answer_provenance": Growth("age", "an answer", "30 days; 8 KiB for each request of a caller's rate"),
     "standing_questions": Growth("age", "a standing question", f"about 100 a principal; {_RETENTION}STANDING_DAYS"),
     "standing_passages": Growth("age", "a passage behind a standing question", "goes with the question"),
     "standing_changes": Growth("age", "a change of a kept answer", "goes when it is over, and with the question"),
     "answer_reviews": Growth(
-        "age", "an answer for review", f"{_RETENTION}REVIEWS_DAYS; 4 KiB for each request of a caller's rate"
+        "age", "an answer for review", f"{_RETENTION}REVIEWS_DAYS; 8 KiB for each request of a caller's rate"
     ),
     "answer_feedback": Growth("age", "feedback", f"{_RETENTION}FEEDBACK_DAYS"),
     "eval_queries": Growth("kept", "a golden question", f"{_RETENTION}GOLDEN_DAYS (0: for ever)"),
@@ -113,7 +113,7 @@ GROWTH: Mapping[str, Growth] = {
     "trail.records": Growth(
         "age",
         "a search, a reading, a command",
-        f"{_RETENTION}TRAIL_DAYS, whole days; 4 KiB for each request of a caller's rate",
+        f"{_RETENTION}TRAIL_DAYS, whole days; 8 KiB for each request of a caller's rate",
     ),
     "trail.heads": Growth("age", "the end of a chain at a time", f"a month after {_RETENTION}TRAIL_DAYS"),
 }

@@ -18,7 +18,7 @@ from pipeline.core.trail import Credential, Decision, Record
 from pipeline.trail import Trail
 from query import problems
 from query.auth.identity import Identity
-from query.limits.charging import UUID_BYTES, charge
+from query.limits.charging import charge
 
 ACTIONS = {
     "/v1/search": "search",
@@ -43,8 +43,8 @@ UNRECORDED = frozenset({"/v1/facets", "/v1/me", "/v1/pipeline"})
 own calls."""
 REFUSED = {403: "forbidden", 404: "not-found"}
 """Statuses that are a decision about access. Other refusals, such as malformed requests, are not recorded."""
-RECORD_BYTES = 700
-"""The usual size of a record without its documents, with indexes."""
+RECORD_BYTES, RECORDED_DOCUMENT_BYTES = 700, 48
+"""The usual size of a record without its documents, and of each of them, with indexes."""
 EVENT_STREAM = "text/event-stream"
 REQUEST_ID = "request-id"
 """The response header that holds the id of the request's record."""
@@ -167,7 +167,7 @@ class Recorder:
         documents = tuple(dict.fromkeys(draft.documents)) if decision == "allowed" else ()
         draft.documents = []
         reason = draft.reason or ("" if decision == "allowed" else REFUSED.get(status, str(status)))
-        charge(stored=RECORD_BYTES + UUID_BYTES * len(documents))
+        charge(stored=RECORD_BYTES + RECORDED_DOCUMENT_BYTES * len(documents))
         await self._trail.write(_record(scope, identity, draft, action, documents, decision, reason))
         draft.recorded += 1
 

@@ -44,9 +44,9 @@ RETRY_SECONDS = 1.0
 WARN_RATIO = 0.8
 RATES_OF_A_SERVICE = 20
 """The rate of all people together for whom a service asks, in rates of one: it may name any number of people."""
-STORED_BYTES_OF_A_REQUEST = 4_096
+STORED_BYTES_OF_A_REQUEST = 8_192
 """A request that stores more counts as one request for each of these towards the rate of its caller (ADR 119). The
-usual ones store less: a search with a hundred results 2.3 kB."""
+usual ones store less: a search with a hundred results 5.5 kB."""
 MIN_MONEY = 1e-6
 """The least money that must be left for a search."""
 

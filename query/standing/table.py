@@ -175,7 +175,7 @@ class NewAnswer:
     words: Words = NO_WORDS
 
 
-PASSAGE_BYTES, CITATION_BYTES = 150, 10
+PASSAGE_BYTES, CITATION_BYTES = 250, 10
 """About the size of a row of a passage, and of a number in the sentences."""
 
 
