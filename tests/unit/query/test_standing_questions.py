@@ -32,8 +32,8 @@ async def test_a_question_with_very_long_filters_is_refused() -> None:
         await standing.check_room("acme", "ann", longest.to_question("ann"))
 
 
-def test_very_many_sentences_from_very_many_passages_are_kept_as_one() -> None:
-    """Of each sentence without a citation all passages were kept, and all of that was read for a list of questions."""
+def test_very_many_sentences_from_very_many_passages_are_stored_as_one() -> None:
+    """Behind each sentence without a citation are all passages: a list of questions read 700,000 numbers for each."""
     passages = cast(Any, [SimpleNamespace(n=n) for n in range(1, 2_001)])
     answer = cast(Any, SimpleNamespace(text="Yes. " * 9 + "No [2].", unsupported=()))
     assert [len(sentence.cites) for sentence in sentences_of(answer, passages)] == [1] * 10, "those of its paragraph"
