@@ -6,9 +6,11 @@ forgets the tenant therefore returns nothing: docs/adr/0053-rows-by-tenant.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
@@ -50,7 +52,7 @@ async def read_rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
 
     The statements are one pipeline, whose end ends their transaction: do not begin another pipeline, or a transaction,
     on the connection. Like any other transaction, each statement sees what is committed when it begins. A caller that
-    gives up in the middle may cost the pool its connection, which is replaced.
+    gives up in the middle, or an error, costs the pool its connection, which is replaced.
     """
     async with pool.connection() as connection:
         await connection.set_autocommit(True)
@@ -58,6 +60,9 @@ async def read_rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
             async with connection.pipeline():
                 await set_tenant(connection, tenant)
                 yield connection
+        except (psycopg.Error, asyncio.CancelledError):
+            await connection.close()  # what it takes for prepared may never have reached the server
+            raise
         finally:  # also when this task is cancelled meanwhile
             if connection.pgconn.transaction_status == TransactionStatus.IDLE:
                 await connection.set_autocommit(False)
