@@ -235,6 +235,9 @@ class _Nowhere:
     def mkdir(self, **_: Any) -> None:
         return None
 
+    def chmod(self, _mode: int) -> None:
+        return None
+
 
 class _Address:
     """Stands for the settings of Postgres, and for what they keep secret: a process's way to it."""
