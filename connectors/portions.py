@@ -23,17 +23,14 @@ async def in_portions(
     start, size = 0, len(items)
     while start < len(items):
         portion = items[start : start + size]
-        made: Sequence[Made] | None = None
-        with bounded(is_divisible=len(portion) > 1) as room:
-            try:
+        try:
+            with bounded(is_divisible=len(portion) > 1) as room:
                 made = await read(portion)
-            except TooMuchText:
-                if room is None:
-                    raise
-        if room is not None and room.is_exceeded:  # also where the source's own code has caught the error
-            size = max(1, min(len(portion) // 2, room.fitting))
+        except TooMuchText:
+            if len(portion) == 1:
+                raise
+            size = max(1, min(len(portion) // 2, room.fitting if room is not None else 1))
             continue
-        assert made is not None
         yield portion, made
         start += len(portion)
 

@@ -16,6 +16,7 @@ from pipeline.core.errors import PenstockError
 MAX_HELD_BYTES = 32 * 1024 * 1024
 """Memory of the texts of one request. Fifty ordinary documents take a hundredth of it, and a single one at most half:
 4 MiB take 16 if they have a character that needs four bytes."""
+_MESSAGE = "the documents of one request take too much memory"
 
 
 class TooMuchText(PenstockError):
@@ -49,7 +50,7 @@ class _Room:
                     self._sizes[id(part)] = size
                     self._bytes += size - counted
         if self.is_exceeded:
-            raise TooMuchText("the documents of one request take too much memory")
+            raise TooMuchText(_MESSAGE)
 
 
 _room: ContextVar[_Room | None] = ContextVar("room", default=None)
@@ -63,11 +64,27 @@ def hold(values: Iterable[object]) -> None:
 
 
 @contextmanager
+def insisting() -> Iterator[None]:
+    """Raise TooMuchText after a body whose code has caught it, or made another error of it: a source of others may."""
+    room = _room.get()
+    try:
+        yield
+    except Exception as error:
+        if room is not None and room.is_exceeded:
+            raise TooMuchText(_MESSAGE) from error
+        raise
+    if room is not None and room.is_exceeded:
+        raise TooMuchText(_MESSAGE)
+
+
+@contextmanager
 def bounded(*, is_divisible: bool = True) -> Iterator[_Room | None]:
-    """Have what the body holds counted. is_divisible: whether less could be requested; if not, any size will do."""
+    """Have what the body holds counted, and raise TooMuchText if that is too much. is_divisible: whether less could be
+    requested; if not, any size will do."""
     room = _Room() if is_divisible else None
     token = _room.set(room)
     try:
-        yield room
+        with insisting():
+            yield room
     finally:
         _room.reset(token)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from connectors.errors import BadData
 from connectors.portions import pages_of
 from connectors.protocol import Problem
-from connectors.room import TooMuchText, bounded
+from connectors.room import TooMuchText, bounded, insisting
 from connectors.runner.guard import LIKELY_REASON, is_failing
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.set_aside import UNEXPECTED, read_isolated, reading_data
@@ -127,7 +127,7 @@ class Isolated:
         data, and what was published may be more than that."""
 
         async def read(ids: Sequence[str]) -> Sequence[Entry]:
-            with reading_data():
+            with reading_data(), insisting():
                 return await self.source.fetch(ids)
 
         entries, failed = await read_isolated(external_ids, read, is_of_data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -14,7 +14,7 @@ import connectors.room as room
 from connectors.base import SmallSource
 from connectors.conform.memory_runner import MemoryRunner
 from connectors.portions import in_portions, pages_of
-from connectors.runner.isolate import BY_ID
+from connectors.runner.isolate import BY_ID, Isolated
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, Document, Entry, Listed, Page
 from tests.support.connectors.runner_world import World
@@ -54,6 +54,13 @@ class Library(SmallSource):
         text = id_[-1] * (self.sizes[id_] - 10) + datetime.now(UTC).isoformat()[-10:]
         return Document(external_id=id_, title="", content=text, acl_tags=["staff"], revision=self.revision)
 
+    def _documents(self, ids: Iterable[str]) -> Iterator[Document]:
+        for id_ in ids:
+            try:
+                yield self._document(id_)
+            except Exception as error:  # noqa: BLE001 - the source of somebody else
+                self.caught = error
+
     async def read(self, external_id: str) -> Entry:
         if self.how == "threads":
             return await self.blocking(self._document, external_id)
@@ -65,12 +72,12 @@ class Library(SmallSource):
         self.requests.append(len(external_ids))
         entries: Sequence[Entry]
         if self.how == "swallows":
-            entries = []
-            for id_ in external_ids:
-                try:
-                    entries.append(self._document(id_))
-                except Exception as error:  # noqa: BLE001 - the source of somebody else
-                    self.caught = error
+            entries = [*self._documents(external_ids)]
+        elif self.how == "says something else":
+            try:
+                entries = [self._document(id_) for id_ in external_ids]
+            except room.TooMuchText as error:
+                raise ValueError("something else") from error
         else:
             entries = await super().fetch(external_ids)
         self.returned.append(sum(len(entry.content) for entry in entries if isinstance(entry, Document)))
@@ -122,6 +129,29 @@ async def test_small_documents_do_not_hide_large_ones(sizes: Sequence[int]) -> N
 async def test_a_source_that_catches_every_error_loses_no_document() -> None:
     source = Library([LARGE] * DOCUMENTS, "swallows")
     assert await ids_read(source) == list(source.sizes)
+    assert isinstance(source.caught, room.TooMuchText)
+
+
+async def test_a_source_that_makes_another_error_of_it_is_asked_for_fewer_and_not_for_each() -> None:
+    """It was taken for an error of data: each document was requested by itself, again for every size of a portion."""
+    source = Library([LARGE] * DOCUMENTS, "says something else")
+    isolated = Isolated(cast(Any, source), "library")
+    entries = [entry async for _, some in in_portions(list(source.sizes), isolated.fetch) for entry in some]
+    assert [entry.external_id for entry in entries] == list(source.sizes)
+    assert len(source.requests) < 0.7 * DOCUMENTS, "requests of single documents"
+    assert isolated.failing is None
+
+
+async def test_a_full_read_that_catches_every_error_loses_no_document() -> None:
+    """It lacked the documents for which there was no room, until a sweep."""
+
+    class Paged(Library):
+        async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+            yield Page([*self._documents(self.sizes)], {"after": "d039"})
+
+    source = Paged([LARGE] * DOCUMENTS)
+    pages = [page async for page in Isolated(cast(Any, source), "library").full(None)]
+    assert [entry.external_id for page in pages for entry in page.entries] == list(source.sizes)
     assert isinstance(source.caught, room.TooMuchText)
 
 
