@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -424,7 +424,9 @@ class Jira:
         requested: the documents that were requested by name; None: all of the issues. with_parts: whether those that
         were known and do not exist any more are returned as Gone.
         """
-        issues, failed, known, extra = await self._issues(ids, projects)
+        with bounded(is_divisible=False) if len(ids) == 1 else nullcontext():
+            # The comments of an issue are read for each of its documents: there is no less to read for fewer of them.
+            issues, failed, known, extra = await self._issues(ids, projects)
         if len(issues) < len(ids):
             await self._site.me()  # an account without access sees nothing either, and then nothing is gone
             self._failures.succeed()

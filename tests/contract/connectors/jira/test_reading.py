@@ -8,6 +8,7 @@ import pytest
 
 import connectors.room as room
 from connectors.fakes.jira_state import Grant
+from connectors.portions import in_portions
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Retryable
@@ -60,6 +61,25 @@ async def test_large_issues_of_a_page_are_read_a_few_at_a_time(office: Office, m
         assert max(len(page.entries) for page in pages) <= 2
         assert pages[0].cursor is None, "an interruption reads the whole page again"
         assert pages[-1].cursor is not None
+
+
+async def test_the_comments_of_an_issue_are_not_read_again_for_each_of_its_documents(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An issue of 32 MB of comments and fifty files was read more than fifty times by a sweep."""
+    issue = office.state.add_issue(office.eng, "Many comments")
+    for number in range(8):
+        office.state.comment(issue, f"{number}" * 5_000, office.ines)
+    files = [office.state.attach(issue, f"{number}.txt", b"A file.") for number in range(6)]
+    ids = [issue.id, *(f"{issue.id}/attachment/{file.id}" for file in files)]
+    source = office.jira()
+    await source.fetch(ids)
+    monkeypatch.setattr(room, "MAX_HELD_BYTES", 60_000)
+    office.fake.requests.clear()
+    entries = [entry async for _, some in in_portions(ids, source.fetch) for entry in some]
+    assert {entry.external_id for entry in entries if isinstance(entry, Document)} == {*ids}
+    of_files = ("/attachment/", "/media/")
+    assert len([line for line in office.fake.requests if not any(part in line for part in of_files)]) == 1
 
 
 async def test_an_issue_without_text_is_its_summary(office: Office) -> None:
