@@ -132,7 +132,7 @@ async def test_a_source_that_catches_every_error_loses_no_document() -> None:
     assert isinstance(source.caught, room.TooMuchText)
 
 
-async def test_a_source_that_makes_another_error_of_it_is_asked_for_fewer_and_not_for_each() -> None:
+async def test_a_source_that_makes_another_error_of_it_loses_no_time_with_requests_of_single_documents() -> None:
     """It was taken for an error of data: each document was requested by itself, again for every size of a portion."""
     source = Library([LARGE] * DOCUMENTS, "says something else")
     isolated = Isolated(cast(Any, source), "library")
