@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import structlog
 from elasticsearch import AsyncElasticsearch
@@ -24,6 +25,8 @@ MAX_WRITES_A_SECOND = 30.0
 whose segments are merged by Elasticsearch itself."""
 PAUSE_SECONDS = 600.0
 """The least time between two merges of an index, so that steady small changes rewrite little."""
+MERGE_SECONDS = 600.0
+"""How long a merge is waited for. Elasticsearch continues it when nobody waits any more."""
 FEW_SEGMENTS, SEGMENT_BYTES = 5, 2 * 2**30
 """A shard is merged into so many segments, and one more for each so many bytes."""
 MANY = 2
@@ -80,7 +83,7 @@ class SegmentMerger:
         self._seen: dict[str, tuple[float, int]] = {}
         """By index: when it was last looked at, and its writes then."""
         self._merged: dict[str, float] = {}
-        """By index: when a merge was last started."""
+        """By index: when a merge was last requested."""
 
     async def run(self) -> BaseException:
         """Look and merge until cancelled. A look that fails is followed by the next."""
@@ -92,7 +95,7 @@ class SegmentMerger:
             await asyncio.sleep(self._interval)
 
     async def look(self) -> list[str]:
-        """Start merging where that is due. Returns these indexes. Raises Retryable or Misconfigured when the ledger
+        """Merge where that is due. Returns these indexes. Raises Retryable or Misconfigured when the ledger
         cannot be read; an index that cannot be merged keeps no other from it."""
         generations = (await self._generations()).values()
         started = []
@@ -109,9 +112,11 @@ class SegmentMerger:
             segments = await read_segments(self._es, index)
             if not self._is_due(index, segments):
                 return False
-            await self._es.indices.forcemerge(index=index, max_num_segments=segments.few, wait_for_completion=False)
-        self._merged[index] = monotonic()
-        log.info("segments_merging", index=index, segments=segments.count, bytes=segments.size)
+            self._merged[index] = monotonic()
+            log.info("segments_merging", index=index, segments=segments.count, bytes=segments.size)
+            # Not wait_for_completion=false: Elasticsearch would keep a document about it for ever.
+            es = self._es.options(request_timeout=MERGE_SECONDS)
+            await es.indices.forcemerge(index=index, max_num_segments=segments.few)
         return True
 
     def _is_due(self, index: str, segments: Segments) -> bool:
@@ -134,10 +139,9 @@ async def read_segments(es: AsyncElasticsearch, index: str) -> Segments:
         level="shards",
         filter_path=["indices.*.primaries", "indices.*.shards.*.routing.primary"],
     )
-    stats = next(iter(answer.get("indices", {}).values()), None)
-    if stats is None:
+    stats: Mapping[str, Any] = next(iter(answer.get("indices", {}).values()), {})
+    if not (primaries := stats.get("primaries")):  # also where replicas alone have answered
         raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
-    primaries = stats["primaries"]
     return Segments(
         shards=sum(any(copy["routing"]["primary"] for copy in copies) for copies in stats.get("shards", {}).values()),
         count=primaries["segments"]["count"],

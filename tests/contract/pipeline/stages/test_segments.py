@@ -72,7 +72,7 @@ async def test_many_segments_are_merged_and_no_entry_is_lost(site: Site) -> None
     merger = site.merger()
     assert await merger.look() == [], "the first look does not know how much is written"
     assert await merger.look() == [site.index]
-    await until(site.are_few)
+    assert await site.are_few(), "a merge is waited for: otherwise Elasticsearch keeps a document about it"
     assert (await site.es.count(index=site.index))["count"] == SEGMENTS
     outcomes = await site.keywords.apply([Write(site.index, ids[0], 1, None)])
     assert [outcome.result for outcome in outcomes] == ["stale"], "versions are kept"
@@ -96,8 +96,7 @@ async def test_an_index_is_not_merged_twice_within_the_pause(site: Site) -> None
     await until(site.are_few)
     await site.write(SEGMENTS)
     assert await patient.look() == []
-    await hasty.look()
-    assert await hasty.look() == [site.index]
+    assert [site.index] in [await hasty.look(), await hasty.look()], "the first may find that much has been written"
 
 
 async def test_an_index_with_vectors_is_left_alone_and_a_missing_one_keeps_no_other_from_it(site: Site) -> None:
