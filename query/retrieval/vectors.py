@@ -256,7 +256,7 @@ async def configure(
     [*_, grown] = await cursor.fetchone() or (1.0,)
     if generation.quantisation != "halfvec":
         return OVERFETCH * RESCORED[generation.quantisation] * limit
-    return round(limit * min(OVERFETCH, grown))
+    return round(limit * min(OVERFETCH, float(grown)))
 
 
 _WALK = """
