@@ -230,9 +230,9 @@ class Meter:
             (Subject(identity.tenant, name, "minute"), (self._rate, None, None), Amounts(1)),
             (Subject(identity.tenant, "", "day"), quota.amounts, needed),
         ]
-        if name != service:
+        if name != service:  # first, so that a person for whom it may not ask now takes no memory
             most = float(RATES_OF_A_SERVICE * self._rate)
-            budgets.append((Subject(identity.tenant, service, "minute"), (most, None, None), Amounts(1)))
+            budgets.insert(0, (Subject(identity.tenant, service, "minute"), (most, None, None), Amounts(1)))
         if any(ceilings is not None for ceilings in of_caller):
             budgets.append((Subject(identity.tenant, name, "day"), of_caller, needed))
         reserved: list[tuple[_Portion, Amounts]] = []
@@ -379,7 +379,10 @@ class Meter:
 
     def _exhausted(self, subject: Subject, portion: _Portion, n: int) -> Problem:
         now, span = self._clock(), SPANS[subject.span]
-        ends = _beginning(subject.span, now) + span
+        # Beyond the rate of a minute, what was stored is owed in the next ones.
+        owed = max(0.0, portion.extra + 1 - (portion.ceilings[n] or 0.0))
+        spans = max(1, math.ceil(owed / (portion.ceilings[n] or 1.0)))
+        ends = _beginning(subject.span, now) + spans * span
         wait = {"Retry-After": str(max(1, math.ceil((ends - now).total_seconds())))}
         if subject.span == "minute":
             self._metrics.shed.labels("rate").inc()

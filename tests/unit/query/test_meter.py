@@ -340,6 +340,13 @@ async def test_a_service_that_names_ever_other_people_has_a_rate_of_its_own(tmp_
         await meter.admit(Identity("delegated", "acme", "another", key="bot", scopes=("search",)), "search")
 
 
+async def test_people_for_whom_a_service_may_not_ask_now_take_no_memory(tmp_path: Path) -> None:
+    meter = process(Table(), "", tmp_path, rate=10)
+    people = [Identity("delegated", "acme", f"p{n}", key="bot", scopes=("search",)) for n in range(600)]
+    assert sum([await count_admitted(meter, who, 1) for who in people]) == RATES_OF_A_SERVICE * 10
+    assert len(meter._portions) == RATES_OF_A_SERVICE * 10 + 2, "and those of the tenant and the service"
+
+
 async def test_who_stores_much_with_each_request_may_make_fewer(tmp_path: Path) -> None:
     """Answers from 2,000 documents, at a rate of 120 in a minute, took 5.5 GB a day of each table that records them."""
     table = Table()
@@ -375,6 +382,9 @@ async def test_what_requests_have_stored_at_once_is_owed_in_the_next_minutes(tmp
     for account in [await meter.admit(ANN, "answer") for _ in range(5)]:
         account.charge(0, 0, 51 * STORED_BYTES_OF_A_REQUEST)
         account.close()
+    with pytest.raises(Problem) as refused:
+        await meter.admit(ANN, "search")
+    assert refused.value.headers == {"Retry-After": "120"}, "what 250 requests are owed for"
     allowed = []
     for _ in range(4):
         allowed.append(await count_admitted(meter, ANN))
