@@ -128,7 +128,7 @@ class _Pool(AsyncConnectionPool[Connection]):
 
     When one connection is returned dead, the idle ones are replaced too: after a cut all are dead, and each would cost
     a breaker's trial its turn (minutes, as trials come ever later; psycopg's own check before handing one out waits as
-    long, 1 + 2 + 4 … seconds for each dead one).
+    long, 1 + 2 + 4 … seconds for each dead one). One that its user has closed says nothing of the others.
 
     A caller that is cancelled while it returns a connection has returned it all the same: psycopg's own handling of a
     cancelled return loses the connection, and the pool counts it for ever.
@@ -181,7 +181,7 @@ class _Pool(AsyncConnectionPool[Connection]):
         await _shielded(self._return(conn))
 
     async def _return(self, conn: Connection) -> None:
-        dead = conn.closed
+        dead = conn.broken
         await super().putconn(conn)
         if dead and not self.closed:
             await self.drain()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from deploy.local.stack import Stack
-from pipeline.stores.postgres import open_pool
+from pipeline.stores.postgres import Connection, Pool, open_pool
+from query.access.tenant_rows import read_rows_of
 from tests.support.space import Space
 
 CONNECTIONS = 6
 
 
-async def test_after_one_dead_connection_the_pool_gives_out_no_other_dead_one(stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", [Pool.connection, partial(read_rows_of, tenant="acme")])
+async def test_after_one_dead_connection_the_pool_gives_out_no_other_dead_one(
+    stack: Stack, tmp_path: Path, of: Callable[[Pool], AbstractAsyncContextManager[Connection]]
+) -> None:
     """Found by the fault suite: each dead connection of a pool cost a breaker's trial, and and
     work stood still for two minutes after a cut of half a second."""
     async with Space.create(stack, tmp_path) as space, open_pool(space.settings.postgres) as pool:
@@ -30,10 +36,10 @@ async def test_after_one_dead_connection_the_pool_gives_out_no_other_dead_one(st
         )
         await asyncio.sleep(0.2)
         with pytest.raises(psycopg.OperationalError):
-            async with pool.connection() as connection:
+            async with of(pool) as connection:
                 await connection.execute("SELECT 1")
         for _ in range(CONNECTIONS):
-            async with pool.connection() as connection:
+            async with of(pool) as connection:
                 await connection.execute("SELECT 1")
 
 

@@ -29,6 +29,7 @@ from pipeline.diagnosis.ledger import UNDIVIDED as NOT_DIVIDED
 from pipeline.diagnosis.ledger import ledger_report
 from pipeline.ledger import generations
 from pipeline.runtime.settings import CanarySettings, PostgresSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.postgres import (
     GENERATIONS_LOCK,
     Connection,
@@ -410,6 +411,34 @@ async def test_nothing_of_a_tenant_remains_on_a_connection_that_read_its_rows(pl
         with pytest.raises(asyncio.CancelledError):
             await late
         await require_nothing()
+
+
+async def test_a_search_that_is_given_up_costs_the_pool_no_other_connection(place: Place) -> None:
+    """All connections were replaced for each client that left."""
+    settings = PostgresSettings(dsn=place.query, pool_max_size=3)  # type: ignore[arg-type]
+    async with open_pool(settings, "queries") as pool:
+
+        async def use(statement: str, started: asyncio.Event) -> None:
+            async with read_rows_of(pool, HELD) as connection:
+                backends.add(connection.pgconn.backend_pid)
+                started.set()
+                await (await connection.execute(statement.encode())).fetchall()
+
+        backends = set[int]()
+        events = [asyncio.Event() for _ in range(3)]
+        works = [asyncio.create_task(use("SELECT pg_sleep(1)", started)) for started in events]
+        await asyncio.gather(*(started.wait() for started in events), *works)
+        assert len(backends) == 3
+        late = asyncio.create_task(use("SELECT pg_sleep(30)", started := asyncio.Event()))
+        await started.wait()
+        await cancel_and_wait([late])
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await use("SELECT 1 / 0", asyncio.Event())
+        events = [asyncio.Event() for _ in range(3)]
+        before, backends = backends, set()
+        works = [asyncio.create_task(use("SELECT pg_sleep(1)", started)) for started in events]
+        await asyncio.gather(*(started.wait() for started in events), *works)
+        assert len(before & backends) == 1, "of three, those of the two searches are replaced"
 
 
 @pytest.mark.parametrize("of", [rows_of, read_rows_of])
