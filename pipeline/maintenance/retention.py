@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 from psycopg.errors import LockNotAvailable
 
-from pipeline.core.errors import Misconfigured, PenstockError, Poison
+from pipeline.core.errors import PenstockError
 from pipeline.ledger.personal import PLACES, SETS_AT_ONCE, erase_rest_of_documents, erase_unused_access_sets
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
@@ -61,15 +61,17 @@ class Retention:
         for place in PLACES:
             if place.age is None or not (days := getattr(self._settings, place.age.setting)):
                 continue
-            try:
-                with translated("retention"):
-                    async with self._pool.connection() as connection, connection.transaction():
-                        if not await lead_transaction(connection, RETENTION_LOCK):
-                            return False
-                        done = await connection.execute(place.age.statement, {"days": days, "most": self._most})
-            except (Misconfigured, Poison) as error:  # such as a right that is missing: all others are erased
-                log.warning("retention_failed", table=place.table, reason=str(error)[:200])
-                continue
+            with translated("retention"):
+                async with self._pool.connection() as connection:
+                    try:
+                        with translated("retention"):
+                            async with connection.transaction():
+                                if not await lead_transaction(connection, RETENTION_LOCK):
+                                    return False
+                                done = await connection.execute(place.age.statement, {"days": days, "most": self._most})
+                    except PenstockError as error:  # such as a right that is missing, or a time limit
+                        log.warning("retention_failed", table=place.table, reason=str(error)[:200])
+                        continue  # all others are erased
             if done.rowcount:
                 self._metrics.retention_erased.labels(table=place.table).inc(done.rowcount)
                 log.info("rows_erased", table=place.table, rows=done.rowcount)

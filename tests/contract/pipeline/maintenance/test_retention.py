@@ -110,6 +110,7 @@ async def test_a_table_that_cannot_be_erased_keeps_no_other_from_it(
         for table, statement in (
             ("refused", "SELECT FROM erase_by_nobody(%(days)s, %(most)s)"),
             ("broken", "SELECT 1 / 0 WHERE %(days)s > 0 AND %(most)s > 0"),
+            ("late", "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(9) WHERE %(days)s > 0 AND %(most)s > 0"),
         )
     ]
     monkeypatch.setattr("pipeline.maintenance.retention.PLACES", (*refused, *PLACES))
