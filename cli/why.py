@@ -189,6 +189,6 @@ def _why_not(response: SearchResults, max_results: int) -> str:
     degraded = f" ({'; '.join(response.degraded)})" if response.degraded else ""
     if not response.relevant:
         return f"the search found no relevant passage{degraded}"
-    if len(response.results) < max_results:
+    if len(response.results) < max_results and response.cursor is None:
         return f"no passage of it is a candidate; the search returned {len(response.results)} other passages{degraded}"
-    return f"{max_results} passages of other documents rank higher{degraded}"
+    return f"{len(response.results)} passages of other documents rank higher{degraded}"
