@@ -167,7 +167,8 @@ class Recorder:
         documents = tuple(dict.fromkeys(draft.documents)) if decision == "allowed" else ()
         draft.documents = []
         reason = draft.reason or ("" if decision == "allowed" else REFUSED.get(status, str(status)))
-        charge(stored=RECORD_BYTES + RECORDED_DOCUMENT_BYTES * len(documents))
+        if self._trail.mode != "off":
+            charge(stored=RECORD_BYTES + RECORDED_DOCUMENT_BYTES * len(documents))
         await self._trail.write(_record(scope, identity, draft, action, documents, decision, reason))
         draft.recorded += 1
 
