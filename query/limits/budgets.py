@@ -42,6 +42,9 @@ RECORD_SECONDS = 15.0
 RETRY_SECONDS = 1.0
 """The shortest time between two requests to Postgres for an exhausted budget or during an outage."""
 WARN_RATIO = 0.8
+IDLE = timedelta(minutes=10)
+"""After this time without a request, a process gives back what it holds of a caller's budget, and forgets the caller:
+a service may ask for any number of people."""
 RATES_OF_A_SERVICE = 20
 """The rate of all people together for whom a service asks, in rates of one: it may name any number of people."""
 STORED_BYTES_OF_A_REQUEST = 8_192
@@ -107,6 +110,8 @@ class _Portion:
     used: Amounts = NO_AMOUNTS
     """The use by all processes, as of the last request to Postgres."""
     empty_until: float = 0.0
+    used_at: datetime | None = None
+    """The time of the last request."""
     warned: bool = False
     counts: bool = True
     """Whether tokens and money are counted; a rate counts only requests."""
@@ -255,16 +260,31 @@ class Meter:
             self._portions = {
                 subject: portion
                 for subject, portion in self._portions.items()
-                if portion.since is None or portion.lock.locked() or now < portion.since + 2 * SPANS[subject.span]
+                if portion.since is None
+                or portion.lock.locked()
+                or (now < portion.since + 2 * SPANS[subject.span] and not self._is_over(subject, portion, now))
             }
 
+    def _is_over(self, subject: Subject, portion: _Portion, now: datetime) -> bool:
+        """Whether this is the portion of an idle caller that holds nothing, is owed nothing and shows nobody that a
+        budget is nearly used."""
+        return self._is_idle(subject, portion, now) and not any((*portion.left, *portion.reserved))
+
+    def _is_idle(self, subject: Subject, portion: _Portion, now: datetime) -> bool:
+        is_callers = bool(subject.caller) and subject.span == "day"
+        was_used = portion.used_at is not None and now < portion.used_at + IDLE
+        return is_callers and not was_used and max(portion.ratios()) < WARN_RATIO
+
     async def record_use(self, *, all_of_it: bool = False) -> None:
-        """Record what is owed to the ledger; all_of_it: also return what is held. An outage only delays it."""
+        """Record what is owed to the ledger; all_of_it: also return what is held, as what idle callers hold. An outage
+        only delays it."""
+        now = self._clock()
         for subject, portion in list(self._portions.items()):
             if subject.span != "day":
                 continue
             async with portion.lock:
-                spent = Amounts(*(-left for left in portion.left)) if all_of_it else portion.owes()
+                returns = all_of_it or self._is_idle(subject, portion, now)
+                spent = Amounts(*(-left for left in portion.left)) if returns else portion.owes()
                 if not any(spent):
                     continue
                 try:
@@ -279,6 +299,7 @@ class Meter:
     async def _take(self, subject: Subject, ceilings: Ceilings, needed: Amounts) -> tuple[_Portion, Amounts]:
         """The portion, and the amounts that were reserved of it; nothing is reserved of an amount without a limit."""
         portion = self._portions.setdefault(subject, _Portion(counts=subject.span == "day"))
+        portion.used_at = self._clock()
         needed = Amounts(*(need if n == 0 or ceilings[n] is not None else 0.0 for n, need in enumerate(needed)))
         async with portion.lock:
             self._begin(subject, portion, ceilings)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.tasks import cancel_and_wait
 from query.auth.identity import Identity
 from query.limits.budgets import (
     RATES_OF_A_SERVICE,
@@ -345,6 +346,29 @@ async def test_people_for_whom_a_service_may_not_ask_now_take_no_memory(tmp_path
     people = [Identity("delegated", "acme", f"p{n}", key="bot", scopes=("search",)) for n in range(600)]
     assert sum([await count_admitted(meter, who, 1) for who in people]) == RATES_OF_A_SERVICE * 10
     assert len(meter._portions) == RATES_OF_A_SERVICE * 10 + 2, "and those of the tenant and the service"
+
+
+async def test_a_process_forgets_people_who_ask_no_more_and_not_what_they_used(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default.caller]\nrequests_per_day = 300", tmp_path)
+    people = [Identity("delegated", "acme", f"p{n}", key="bot", scopes=("search",)) for n in range(40)]
+    for who in people:
+        assert await count_admitted(meter, who, 7) == 7
+    assert await count_admitted(meter, ANN) == 300
+    slow = await meter.admit(people[0], "search")
+    table.now += timedelta(minutes=11)
+    assert await count_admitted(meter, BOB, 1) == 1
+    meter._record_now.set()
+    running = asyncio.create_task(meter.run())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    await cancel_and_wait([running])
+    kept = {subject.caller for subject in meter._portions if subject.span == "day"}
+    assert kept == {"", "token:ann", "token:bob", "delegated:bot:p0"}, "ann's budget is used, p0's request goes on"
+    assert table.rows[Subject("acme", "delegated:bot:p1", "day")].used[0] == 7
+    slow.close()
+    assert await count_admitted(meter, people[1]) == 293
+    assert await count_admitted(meter, people[0]) == 292
 
 
 async def test_who_stores_much_with_each_request_may_make_fewer(tmp_path: Path) -> None:
