@@ -61,7 +61,7 @@ async def read_rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
                 await set_tenant(connection, tenant)
                 yield connection
         except (psycopg.Error, asyncio.CancelledError):
-            await connection.close()  # what it takes for prepared may never have reached the server
+            await connection.close()  # psycopg takes for prepared what it sent after a statement that failed
             raise
         finally:  # also when this task is cancelled meanwhile
             if connection.pgconn.transaction_status == TransactionStatus.IDLE:

@@ -441,6 +441,24 @@ async def test_a_search_that_is_given_up_costs_the_pool_no_other_connection(plac
         assert len(before & backends) == 1, "of three, those of the two searches are replaced"
 
 
+async def test_a_search_that_failed_leaves_no_statement_that_seems_to_be_prepared(place: Place) -> None:
+    """psycopg took a statement for prepared that came after the one that failed: searches on the connection were
+    errors with status 500."""
+    settings = PostgresSettings(dsn=place.query, pool_max_size=1)  # type: ignore[arg-type]
+    async with open_pool(settings, "queries") as pool:
+
+        async def use(*statements: str) -> None:
+            async with read_rows_of(pool, HELD) as connection:
+                for cursor in [await connection.execute(statement.encode()) for statement in statements]:
+                    await cursor.fetchall()
+
+        for _ in range(5):  # the next time it is prepared
+            await use("SELECT 7")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await use("SELECT 1 / 0", "SELECT 7")
+        await use("SELECT 7")
+
+
 @pytest.mark.parametrize("of", [rows_of, read_rows_of])
 async def test_a_tenants_name_is_never_interpreted_as_sql(
     pool: Pool, of: Callable[[Pool, str], AbstractAsyncContextManager[Connection]]
