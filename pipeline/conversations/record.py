@@ -143,7 +143,7 @@ class Conversations(FinalStage):
         recorded = [m for m in messages if isinstance(m, ConversationRecorded)]
         pairs, mentions, ignored = await self._not_forgotten(connection, who, recorded)
         full = 0
-        if pairs and await tables.is_full(connection, who, tokens=MOST_TOKENS, mentions=MOST_MENTIONS):
+        if pairs and await tables.is_full(connection, who, forgotten, tokens=MOST_TOKENS, mentions=MOST_MENTIONS):
             full, pairs, mentions = len(pairs), {}, []
         touched = forgotten | pairs.keys()
         before = await tables.times(connection, who, touched)

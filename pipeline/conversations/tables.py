@@ -184,13 +184,25 @@ async def settle_pairs(connection: Connection, who: Member, touched: Collection[
     )
 
 
-async def is_full(connection: Connection, who: Member, *, tokens: int, mentions: int) -> bool:
-    """Whether the member has this many tokens or mentions, or more."""
+async def is_full(
+    connection: Connection, who: Member, forgotten: Collection[bytes], *, tokens: int, mentions: int
+) -> bool:
+    """Whether the member has this many tokens or mentions, or more, without those of the forgotten pairs that are
+    still to be removed."""
     cursor = await connection.execute(
         "SELECT EXISTS (SELECT FROM conversation_members WHERE tenant = %(tenant)s AND member = %(member)s"
-        " AND tokens >= %(tokens)s) OR (SELECT count(*) >= %(mentions)s FROM (SELECT FROM conversation_mentions"
+        " AND tokens - (SELECT coalesce(sum(p.tokens), 0) FROM conversation_pairs p WHERE p.tenant = %(tenant)s"
+        " AND p.member = %(member)s AND p.digest = ANY(%(forgotten)s) AND NOT EXISTS (SELECT FROM conversation_mentions"
+        " m WHERE m.tenant = p.tenant AND m.member = p.member AND m.digest = p.digest)) >= %(tokens)s)"
+        " OR (SELECT count(*) >= %(mentions)s FROM (SELECT FROM conversation_mentions"
         " WHERE tenant = %(tenant)s AND member = %(member)s LIMIT %(mentions)s) m)",
-        {"tenant": who.tenant, "member": who.member, "tokens": tokens, "mentions": mentions},
+        {
+            "tenant": who.tenant,
+            "member": who.member,
+            "forgotten": list(forgotten),
+            "tokens": tokens,
+            "mentions": mentions,
+        },
     )
     [full] = await cursor.fetchone() or (False,)
     return bool(full)

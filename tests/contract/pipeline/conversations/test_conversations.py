@@ -127,8 +127,7 @@ async def test_a_member_who_never_stops_fills_no_disk(desk: Desk, monkeypatch: p
     await desk.take(recorded(*pairs[3:5], observed=2, conversation="later"), recorded(pairs[4], member="bob"))
     assert len((await desk.history()).pieces) == 3
     assert await desk.space.query("SELECT count(*) FROM conversation_pairs WHERE member = 'bob'") == [(1,)]
-    await desk.take(forgotten(1, "c"))
-    await desk.take(recorded(pairs[5], observed=3))
+    await desk.take(forgotten(1, "c"), recorded(pairs[5], observed=3))
     assert [piece.text for piece in (await desk.history()).pieces] == [render(pairs[5].question, pairs[5].answer)]
 
 
