@@ -186,7 +186,7 @@ class Instance:
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):  # a volume's may be another user's
+        with suppress(OSError):  # a volume's may be another user's, or know no modes
             folder.chmod(0o700)  # clones, rows and downloads hold what few may read
         return Context(
             name=self.plan.name,

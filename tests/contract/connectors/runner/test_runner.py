@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import stat
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,19 @@ async def test_what_a_source_keeps_on_disk_is_readable_by_its_owner_alone(bench:
     folder.chmod(0o755)
     async with bench.loaded():
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+async def test_a_folder_on_a_volume_without_modes_keeps_no_source_from_being_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, mode: int) -> None:
+        refused.append(folder)
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    refused = list[Path]()
+    monkeypatch.setattr(Path, "chmod", refuse)
+    async with bench.loaded():
+        assert refused == [bench.folder / bench.name]
 
 
 async def test_each_kind_of_change_is_published_as_its_kind_of_message(bench: Bench) -> None:
