@@ -413,7 +413,7 @@ async def test_nothing_of_a_tenant_remains_on_a_connection_that_read_its_rows(pl
         await require_nothing()
 
 
-async def test_a_search_that_is_given_up_costs_the_pool_no_other_connection(place: Place) -> None:
+async def test_a_search_whose_client_leaves_costs_the_pool_no_other_connection(place: Place) -> None:
     """All connections were replaced for each client that left."""
     settings = PostgresSettings(dsn=place.query, pool_max_size=3)  # type: ignore[arg-type]
     async with open_pool(settings, "queries") as pool:
