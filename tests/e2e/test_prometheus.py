@@ -20,7 +20,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 @pytest.mark.timeout(600)
 async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack, tmp_path: Path) -> None:
-    async with FakeWebhook() as taking, FakeWebhook() as paused, watched(stack, tmp_path) as world:
+    settings = {"PENSTOCK_QUERY_COSINE_FLOOR": "-1"}  # the vectors of the model are random
+    async with (
+        FakeWebhook() as taking,
+        FakeWebhook() as paused,
+        watched(stack, tmp_path, settings=settings) as world,
+    ):
         empty = {filled(target["expr"]): title for title, panel in panels() for target in panel.get("targets", ())}
         assert len(empty) > 60
         await world.use()

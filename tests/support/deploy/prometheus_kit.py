@@ -46,7 +46,6 @@ SETTINGS = {
     "PENSTOCK_AUDIT_DOCUMENTS_PER_SECOND": "500",
     "PENSTOCK_CANARY_EVERY_SECONDS": "1",
     "PENSTOCK_EVAL_EVERY_SECONDS": "5",
-    "PENSTOCK_QUERY_COSINE_FLOOR": "-1",  # the vectors of the model are random
     "PENSTOCK_WEBHOOKS_KEY": "a key of thirty-two characters and more",
 }
 
@@ -186,10 +185,15 @@ def page(n: int, version: int) -> DocumentUpserted:
 
 @asynccontextmanager
 async def watched(
-    stack: Stack, folder: Path, *, postgres_port: int | None = None, alertmanager: str = ""
+    stack: Stack,
+    folder: Path,
+    *,
+    postgres_port: int | None = None,
+    alertmanager: str = "",
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Watched]:
     """Every process runs and has been seen by Prometheus. postgres_port: where they reach Postgres, if not directly.
-    alertmanager: the address that Prometheus reports to."""
+    alertmanager: the address that Prometheus reports to. settings: further ones of all processes."""
     async with AsyncExitStack() as open_:
         model = await open_.enter_async_context(FakeOpenAI(dimensions=64))
         reranker = await open_.enter_async_context(FakeRerank())
@@ -206,7 +210,7 @@ async def watched(
             f'[connector.notes]\nkind = "folder"\npaths = ["{notes}"]\nacl_tags = ["everyone"]\npoll_seconds = 1\n'
             "sweep_seconds = 2\ngroups_seconds = 2\n"
         )
-        space.environment |= SETTINGS | {"PENSTOCK_CONNECTORS_FILE": str(declared)}
+        space.environment |= SETTINGS | {"PENSTOCK_CONNECTORS_FILE": str(declared)} | dict(settings or {})
         if postgres_port is not None:
             dsn = space.settings.postgres.dsn.get_secret_value()
             proxied = make_conninfo(dsn, host="127.0.0.1", port=postgres_port)
