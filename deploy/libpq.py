@@ -2,8 +2,8 @@
 
 Where the database is and who we are, as the settings say, stands in a file that its owner alone may read, for as long
 as the program runs: libpq takes it as the program's service. On no command line, in no environment and in no shell's
-variable is a password to be seen. What the program is told besides (``--dbname=postgres``) goes before the file. What
-it writes, such as a backup, its owner alone may read.
+variable is a password to be seen. Further options of the program (``--dbname=postgres``) go before the file. What it
+writes, such as a backup, its owner alone may read.
 """
 
 from __future__ import annotations
