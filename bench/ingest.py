@@ -68,12 +68,12 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def edit(path: Path) -> None:
+def edit(path: Path, new_word: str = "spillway") -> None:
     """Change one word in the middle."""
     whole = path.read_text()
     word = re.compile(r"\b[a-z]{4,}\b").search(whole, len(whole) // 2)
     assert word is not None
-    write(path, whole[: word.start()] + "spillway" + whole[word.end() :])
+    write(path, whole[: word.start()] + new_word + whole[word.end() :])
 
 
 def measure(run: Run, documents: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import platform
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
@@ -56,9 +56,11 @@ def main() -> None:
     folder = (options.folder or home() / "peers").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     whole: dict[str, Any] = {"documents": options.documents, "machine": _machine(), "peers": earlier}
-    with _postgres(folder) as dsn, zero_cost() as address:
+    with _server(folder, "postgres") as postgres, zero_cost() as address:
         for peer in chosen:
-            whole["peers"][peer.name] = _one(peer, folder, dsn, Embedding(address), options.documents)
+            whole["peers"][peer.name] = _one(
+                peer, folder, postgres["dsn"], Embedding(address), options.documents, with_cases=not options.no_cases
+            )
             options.results.write_text(json.dumps(whole, indent=1) + "\n")
     _show(whole, options)
     if any("failed" in whole["peers"][peer.name] for peer in chosen):
@@ -77,11 +79,15 @@ def _show(whole: Mapping[str, Any], options: argparse.Namespace) -> None:
         out.print(table.for_terminal(cases, "Texts embedded, and whether the store is right afterwards"))
 
 
-def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: int) -> dict[str, Any]:
+def _one(
+    peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: int, *, with_cases: bool = True
+) -> dict[str, Any]:
     """Return a peer's results, or {"failed": the reason} if it fails; the others are then run all the same."""
     try:
         python = python_of(peer, folder, stderr.print)
-        with Trial.of(peer, python, folder, dsn, embedding) as trial:
+        with ExitStack() as stack:
+            elasticsearch = stack.enter_context(_server(folder, "elasticsearch"))["url"] if peer.keywords else ""
+            trial = stack.enter_context(Trial.of(peer, python, folder, dsn, embedding, elasticsearch=elasticsearch))
             stderr.print(f"{peer.name}: measuring")
             result = {
                 "versions": trial.process.hello["versions"],
@@ -89,8 +95,8 @@ def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: in
                 "load": round(os.getloadavg()[0], 1),
                 **steps.measure(trial, documents),
             }
-            stderr.print(f"{peer.name}: {result['first_load_chunks_per_s']} chunks/s; its cases")
-            return result | {"cases": steps.cases(trial)}
+            stderr.print(f"{peer.name}: {result['first_load_chunks_per_s']} chunks/s")
+            return result | ({"cases": steps.cases(trial)} if with_cases else {})
     except (DriverFailed, NotInstalled, psycopg.Error) as error:
         reason = str(error).splitlines()[0]
     except Empty:
@@ -100,12 +106,13 @@ def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: in
 
 
 @contextmanager
-def _postgres(folder: Path) -> Iterator[str]:
-    """Run only the local stack's Postgres while the block runs, with its data in the folder."""
-    stack = Stack(folder / "postgres", die_with_parent=True)
-    stack.up(services=("postgres",))
+def _server(folder: Path, name: str) -> Iterator[Mapping[str, Any]]:
+    """Run this server of the local stack alone while the block runs, with its data in the folder. Yield its
+    endpoints."""
+    stack = Stack(folder / name, die_with_parent=True)
+    stack.up(services=(name,))
     try:
-        yield stack.endpoints()["postgres"]["dsn"]
+        yield stack.endpoints()[name]
     finally:
         stack.down()
 
@@ -134,6 +141,7 @@ def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
         help="this peer; may be repeated; the others' results are kept",
     )
+    parser.add_argument("--no-cases", action="store_true", help="only load, edits and deletes: two minutes a peer")
     parser.add_argument("--resume", action="store_true", help="only those that have no result of this size yet")
     parser.add_argument("--folder", type=Path, help="environments, the server's data, logs; $PENSTOCK_HOME/peers")
     parser.add_argument("--results", type=Path, default=RESULTS)

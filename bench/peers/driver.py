@@ -48,6 +48,7 @@ class Process:
     def greet(self, timeout_seconds: float) -> None:
         self.hello = self._answer(timeout_seconds)
         self.memory.watch(self.hello.get("memory_of", []))
+        self.memory.peak = 0  # servers are children of the command that starts them
 
     def say(self, command: str) -> None:
         assert self._process.stdin is not None

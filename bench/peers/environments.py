@@ -33,6 +33,8 @@ class Peer:
     module: str
     """Its driver. Requirements are in bench/peers/NAME.txt; without that file it runs in the project's environment."""
     variant: str = ""
+    keywords: bool = False
+    """It also writes to an Elasticsearch, which is started for it."""
 
     @property
     def environment(self) -> str:
@@ -45,8 +47,10 @@ class Peer:
 
 PEERS = (
     Peer("penstock", "Penstock (Kafka, both stores)", "bench.peers.penstock"),
+    Peer("penstock-together", "Penstock, one process for all stages", "bench.peers.penstock", "together"),
     Peer("pathway", "Pathway", "bench.peers.pathway"),
     Peer("pathway-cache", "Pathway with its cache", "bench.peers.pathway", "cache"),
+    Peer("pathway-both", "Pathway (both stores)", "bench.peers.pathway", "both", keywords=True),
     Peer("pgai", "pgai vectorizer", "bench.peers.pgai"),
     Peer("langchain", "LangChain index() + PGVector", "bench.peers.langchain"),
     Peer("cocoindex", "CocoIndex", "bench.peers.cocoindex"),

@@ -1,5 +1,7 @@
 """Pathway: a watched folder with persistence, its token splitter, its OpenAI embedder, a snapshot table of Postgres.
-Variant "cache": the embedder remembers by text, on disk.
+Variant "cache": the embedder remembers by text, on disk. Variant "both": the chunks are also written to an index of
+Elasticsearch. Its own connector for that needs a licence key, so that a subscription to the table's changes writes them
+with Elasticsearch's client, one bulk request for each commit.
 
 It keeps running and watches the folder, as it is meant to; a sync is complete when its table holds what the same
 splitter makes of the folder. (Persisting its operators' state as well, so that a restart computes nothing again, needs
@@ -12,10 +14,12 @@ import json
 import os
 import threading
 import time
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pathway as pw
 import psycopg
+from elasticsearch import Elasticsearch, helpers
 from pathway.internals.parse_graph import G
 from pathway.xpacks.llm.embedders import OpenAIEmbedder
 from pathway.xpacks.llm.splitters import RecursiveSplitter
@@ -50,6 +54,8 @@ START_SECONDS = 900.0
 """How long the table has to stay unchanged until a pipeline is taken to be finished: one that runs, and one that starts
 (its first commit holds everything it reads, and appears only when all of it is embedded)."""
 COMMIT_MS = 100
+INDEX = "chunks"
+MAPPING = {"properties": {"text": {"type": "text"}, "name": {"type": "keyword"}, "access": {"type": "keyword"}}}
 
 
 class Access(pw.Schema):
@@ -61,16 +67,56 @@ def main() -> None:
     task = read_task()
     with psycopg.connect(task.dsn, autocommit=True) as connection:
         connection.execute(TABLE)
-    engine = Engine(task)
+    engine = Engine(task, Index(task.elasticsearch) if task.variant == "both" else None)
     serve(Driver(Rows("chunks", "name", "text", "access"), engine.sync, ("pathway",)))
     os._exit(0)  # it has no way to be stopped from another thread
+
+
+class Index:
+    """Writes the changes of a table to Elasticsearch, those of a commit at once."""
+
+    def __init__(self, address: str) -> None:
+        self._client = Elasticsearch(address, request_timeout=60)
+        self._client.indices.delete(index=INDEX, ignore_unavailable=True)
+        self._client.indices.create(index=INDEX, mappings=MAPPING, settings={"number_of_replicas": 0})
+        self._changes: list[dict[str, Any]] = []
+        self._stored: dict[str, tuple[str, str, str]] = {}
+        """Of each entry that Elasticsearch has acknowledged, by id: its document, access and the digest of its text."""
+
+    def change(self, key: pw.Pointer, row: dict[str, Any], time: int, is_addition: bool) -> None:
+        entry = {"_op_type": "index" if is_addition else "delete", "_index": INDEX, "_id": str(key)}
+        if is_addition:
+            entry["_source"] = {name: row[name] for name in ("name", "text", "access")}
+        self._changes.append(entry)
+
+    def commit(self, time: int) -> None:
+        # Of an entry that changed, the removal comes first or last: what is added stays.
+        added = {entry["_id"] for entry in self._changes if entry["_op_type"] == "index"}
+        changes = [entry for entry in self._changes if entry["_op_type"] == "index" or entry["_id"] not in added]
+        self._changes = []
+        helpers.bulk(self._client, changes, refresh=False)
+        for entry in changes:
+            if row := entry.get("_source"):
+                self._stored[entry["_id"]] = (row["name"], row["access"], md5(row["text"]))
+            else:
+                self._stored.pop(entry["_id"], None)
+
+    def content(self) -> set[tuple[str, str, str]]:
+        """Return what is stored in the form of DIGEST."""
+        marks: dict[tuple[str, str], list[str]] = {}
+        for name, access, mark in list(self._stored.values()):
+            marks.setdefault((name, access), []).append(mark)
+        return {(*of, md5("".join(sorted(values)))) for of, values in marks.items()}
+
+    def refresh(self) -> None:
+        self._client.indices.refresh(index=INDEX)
 
 
 class Engine:
     """Runs the pipeline in a thread, and restarts it from its persisted state after an error."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, index: Index | None) -> None:
+        self._task, self._index = task, index
         self._splitter = RecursiveSplitter(CHUNK_TOKENS, OVERLAP_TOKENS, encoding_name="cl100k_base")
         self._expected: dict[str, tuple[str, str, str]] = {}
         self._thread: threading.Thread | None = None
@@ -78,7 +124,7 @@ class Engine:
         os.environ["OPENAI_BASE_URL"] = task.embedding  # its embedder makes the client itself
 
     def sync(self) -> float:
-        """Return the seconds until the table matches the folder, or until its last change."""
+        """Return the seconds until the table, and the index, match the folder, or until the table's last change."""
         began = time.perf_counter()
         publish_access(self._task)
         expected = self._split()
@@ -96,8 +142,10 @@ class Engine:
                 if stored != seen:
                     seen, changed = stored, now
                     patience = IDLE_SECONDS if stored else patience
-                if stored == expected:
-                    return now - began
+                if stored == expected and (self._index is None or self._index.content() == expected):
+                    if self._index is not None:
+                        self._index.refresh()
+                    return time.perf_counter() - began
                 if now - changed > patience:
                     return changed - began
                 if self._error is not None:
@@ -120,7 +168,7 @@ class Engine:
         backend = pw.persistence.Backend.filesystem(str(self._task.state / "persistence"))
         try:
             G.clear()
-            build(self._task)
+            build(self._task, self._index)
             pw.run(monitoring_level=pw.MonitoringLevel.NONE, persistence_config=pw.persistence.Config(backend))
         except BaseException as error:
             self._error = error
@@ -139,7 +187,7 @@ def publish_access(task: Task) -> None:
     draft.replace(folder / "access.jsonl")
 
 
-def build(task: Task) -> None:
+def build(task: Task, index: Index | None) -> None:
     files = pw.io.fs.read(
         str(task.library),
         format="plaintext_by_file",
@@ -181,6 +229,8 @@ def build(task: Task) -> None:
         "password": unquote(address.password or ""),
     }
     pw.io.postgres.write(rows, settings, "chunks", output_table_type="snapshot", primary_key=[rows.key], name="chunks")
+    if index is not None:
+        pw.io.subscribe(rows, index.change, on_time_end=index.commit, name="index")
 
 
 if __name__ == "__main__":

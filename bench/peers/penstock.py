@@ -1,6 +1,7 @@
 """Penstock itself: a stack of its own as ``penstock up`` starts it; each command is ``penstock ingest --wait``, which
 returns when both stores have everything. Its workers run on in between, as the watching peers do, and build the
-vectors' index when the load is over (docs/adr/0030), which no peer has.
+vectors' index when the load is over (docs/adr/0030), which no peer has. Variant "together": one process for all stages,
+as docs/deploy.md advises for a small machine.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def main() -> None:
     task = read_task()
     run = Run(task.state / "home", task.embedding.removesuffix("/v1"))
     run.library = task.library
+    run.environment["PENSTOCK_WORKERS_TOGETHER"] = str(task.variant == "together").lower()
     run.command("up")
     try:
         dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]

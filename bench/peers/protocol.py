@@ -49,6 +49,8 @@ class Task:
     embedding: str
     """The embedding server's base URL, with /v1."""
     variant: str
+    elasticsearch: str
+    """The address of an Elasticsearch, for peers that write to one; otherwise empty."""
 
     def access(self) -> dict[str, str]:
         return dict(json.loads(self.library.with_name("access.json").read_text()))
@@ -69,6 +71,7 @@ def read_task() -> Task:
         Path(environment["PEER_STATE"]),
         environment["PEER_EMBEDDING"],
         environment.get("PEER_VARIANT", ""),
+        environment.get("PEER_ELASTICSEARCH", ""),
     )
 
 

@@ -63,9 +63,11 @@ class Trial:
 
     @classmethod
     @contextmanager
-    def of(cls, peer: Peer, python: Path, folder: Path, dsn: str, embedding: Embedding) -> Iterator[Self]:
+    def of(
+        cls, peer: Peer, python: Path, folder: Path, dsn: str, embedding: Embedding, *, elasticsearch: str = ""
+    ) -> Iterator[Self]:
         """Start a peer's driver. folder: trials/NAME in it is used and removed afterwards. dsn: the server in which its
-        database is made."""
+        database is made. elasticsearch: the address of one, if the peer writes to it."""
         home = folder / "trials" / peer.name
         shutil.rmtree(home, ignore_errors=True)
         (home / "state").mkdir(parents=True)
@@ -80,6 +82,7 @@ class Trial:
             "PEER_STATE": str(home / "state"),
             "PEER_EMBEDDING": f"{embedding.address}/v1",
             "PEER_VARIANT": peer.variant,
+            "PEER_ELASTICSEARCH": elasticsearch,
             "HOME": str(home / "state"),
             "TIKTOKEN_CACHE_DIR": str(vocabulary(folder)),
             "OPENAI_API_KEY": "none",
