@@ -165,8 +165,7 @@ class Conflicts:
     async def _let_documents_go_first(self, generation: Generation) -> None:
         """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS: after that, the
         task waits again only for as long as they were not pending in between. Wait at most GRAPH_AT_MOST_SECONDS for
-        the graph of a large table, which a first load gets at its end: without it, each comparison would read the whole
-        table."""
+        the graph, which a first load gets at its end: without it, each comparison would read the whole table."""
         while monotonic() >= self._check_at:
             async with self._pool.connection() as connection:
                 pending = await work.pending(

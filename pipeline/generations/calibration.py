@@ -55,7 +55,7 @@ CHECK_SECONDS = 10.0
 LOAD_SECONDS = 600.0
 """How long a collection that is due waits for the end of a load; a load of days is not waited for."""
 GRAPH_SECONDS = 3_600.0
-"""How long it waits for the graph of a large table: each of 240 questions would read the whole table."""
+"""How long it waits for the graph: each of 240 questions would read the whole table."""
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
 
 
@@ -302,7 +302,7 @@ class CalibrationKeeper:
         return calibrated
 
     async def _has_to_wait(self, connection: Connection, generation: Generation) -> bool:
-        """Whether to wait, because many documents are being written, or because a large table has no graph yet: at most
+        """Whether to wait, because many documents are being written, or because the table has no graph yet: at most
         LOAD_SECONDS or GRAPH_SECONDS."""
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1

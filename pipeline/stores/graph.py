@@ -10,7 +10,7 @@ import structlog
 from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
-from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, USUAL_PARAMETERS, Graph, build_parameters
+from pipeline.core.graph import FRONT_ROWS, GRAPH_FROM_ROWS, READ_WHOLE_ROWS, USUAL_PARAMETERS, Graph, build_parameters
 from pipeline.core.model import Generation, Lane, Quantisation
 from pipeline.stores.postgres import Connection
 
@@ -124,11 +124,12 @@ async def is_above(connection: Connection, generation: Generation, rows: int) ->
 
 
 async def is_missed(connection: Connection, generation: Generation) -> bool:
-    """Whether the table has no graph yet although it is too large to be read whole for each question."""
+    """Whether the table has no graph yet although it is large enough for one. One search reads such a table whole in a
+    moment, but hundreds of questions in a row would take a processor from the build, and from documents."""
     return (
         generation.vectors == "pgvector"
-        and await is_above(connection, generation, READ_WHOLE_ROWS)
         and not any(graph.valid for graph in (await graphs(connection, generation)).values())
+        and await rows(connection, generation, most=GRAPH_FROM_ROWS) >= GRAPH_FROM_ROWS
     )
 
 
