@@ -26,6 +26,9 @@ searches by meaning are incomplete for callers who may read more than READ_WHOLE
 BUSY_DOCUMENTS = 20
 """While more documents are pending, they go first: building a graph takes processors from the sinks, and they may
 replace the rows that it is built from."""
+QUIET_SECONDS = 5.0
+"""For so long, no document may have been pending before the first graph of a table is built that can be read whole. The
+build takes a processor for some seconds after a load, when the next changes are likely."""
 BUSY_AT_MOST_SECONDS = 120.0
 """A document that has been pending for longer does not go first any more: its store may have an outage."""
 LATE_SECONDS = 3.0
@@ -99,6 +102,8 @@ class Table:
     """True if it has grown fast lately, and has had no graph so far or lost it to this load."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
+    quiet_seconds: float
+    """How long no document has been pending that was written lately."""
     late: bool
     """Whether live changes are late, or were within LATE_FOR_SECONDS."""
     without_seconds: float
@@ -150,4 +155,5 @@ def _worth_a_graph(table: Table) -> bool:
     grows = table.growing and table.rows > READ_WHOLE_ROWS
     if grows:  # also when, for a moment, nothing is pending
         return table.without_seconds >= GROWN_AT_LATEST_SECONDS
-    return table.rows >= GRAPH_FROM_ROWS and (not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS)
+    may_wait = table.busy or (table.rows <= READ_WHOLE_ROWS and table.quiet_seconds < QUIET_SECONDS)
+    return table.rows >= GRAPH_FROM_ROWS and (not may_wait or table.without_seconds >= BUILT_AT_LATEST_SECONDS)

@@ -73,6 +73,8 @@ class _TableHistory:
 
     without_graph_since: float | None = None
     """Since when the table has had no graph although it is large enough for one; None: it has, or is not."""
+    quiet_since: float | None = None
+    """Since when no document has been pending; None: some are."""
     late_until: float = -math.inf
     """Until when its live changes count as late."""
     check_late_at: float = -math.inf
@@ -99,6 +101,10 @@ class _TableHistory:
         elif monotonic() - self.counted_at >= GROWING_SECONDS:
             grows = self.counted_rows is not None and rows - self.counted_rows >= GROWING_ROWS
             self.counted_at, self.counted_rows, self.grew = monotonic(), rows, (self.grew[1], grows)
+
+
+def _seconds_since(at: float | None) -> float:
+    return 0.0 if at is None else monotonic() - at
 
 
 class GraphKeeper:
@@ -207,7 +213,7 @@ class GraphKeeper:
                 history.late_until = monotonic() + LATE_FOR_SECONDS
             # The check is slow while much is pending in a stalled store.
             history.check_late_at = monotonic() + LATE_CHECK_PAUSE_FACTOR * (monotonic() - began)
-        without = 0.0 if history.without_graph_since is None else monotonic() - history.without_graph_since
+        history.quiet_since = None if pending else history.quiet_since or monotonic()
         history.count(estimated)
         return Table(
             own,
@@ -218,8 +224,9 @@ class GraphKeeper:
             loaded=estimated is not None and estimated > LOAD_ROWS,
             growing=history.growing,
             busy=pending > BUSY_DOCUMENTS,
+            quiet_seconds=_seconds_since(history.quiet_since),
             late=monotonic() < history.late_until,
-            without_seconds=without,
+            without_seconds=_seconds_since(history.without_graph_since),
             builds=builds,
         )
 

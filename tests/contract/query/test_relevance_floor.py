@@ -159,10 +159,9 @@ async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(
     graph_name = graph.own_name(library.generation)
     [(definition,)] = await library.execute("SELECT pg_get_indexdef(%s::regclass)", graph_name)
     await library.execute(f"DROP INDEX {graph_name}")
-    await library.execute(f"ANALYZE {library.generation.chunk_table}")
     with monkeypatch.context() as large:
-        large.setattr(graph, "READ_WHOLE_ROWS", 5)
-        assert await turn() == [], "each question would read a large table whole"
+        large.setattr(graph, "GRAPH_FROM_ROWS", 5)
+        assert await turn() == [], "each question would read the whole table"
     await library.execute(definition)
     assert await turn() == ["g1"]
     second = await stored()

@@ -149,16 +149,13 @@ async def test_a_first_load_goes_before_the_comparisons(library: Library, monkey
     assert await stored(library) == 1, "a store that stays away delays it only for a while"
 
 
-async def test_comparisons_wait_for_the_graph_of_a_large_table(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_comparisons_wait_for_the_graph(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "BUSY_CHECK_SECONDS", 0.05)
     await library.put(a := document("a.md", DAYS_30), b := document("b.md", DAYS_90))
     name = graph.own_name(library.generation)
     [(definition,)] = await library.execute("SELECT pg_get_indexdef(%s::regclass)", name)
     await library.execute(f"DROP INDEX {name}")
-    await library.execute("ANALYZE")
-    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", 0)
+    monkeypatch.setattr(graph, "GRAPH_FROM_ROWS", 2)
     examining = asyncio.create_task(examine(library, a, b))
     await asyncio.sleep(0.5)
     assert await stored(library) == 0, "each comparison would read the whole table"

@@ -39,6 +39,11 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
         yield library
 
 
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "QUIET_SECONDS", 0.0)
+
+
 def pages(count: int, first: int = 0, text: str = "heron") -> list[object]:
     return [document(f"{n}.md", f"The {text} of page {n} waits by the water.") for n in range(first, first + count)]
 

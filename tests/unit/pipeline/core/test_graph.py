@@ -9,6 +9,7 @@ from pipeline.core.graph import (
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
     GROWN_AT_LATEST_SECONDS,
+    QUIET_SECONDS,
     READ_WHOLE_ROWS,
     Graph,
     Table,
@@ -34,8 +35,22 @@ def table(
     older: Graph | None = None,
     loaded: bool = False,
     growing: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
 ) -> Table:
-    return Table(own, successor, older, rows, waiting, loaded, growing, busy, late, without_seconds, builds)
+    return Table(
+        own,
+        successor,
+        older,
+        rows=rows,
+        waiting=waiting,
+        loaded=loaded,
+        growing=growing,
+        busy=busy,
+        quiet_seconds=0.0 if busy else quiet_seconds,
+        late=late,
+        without_seconds=without_seconds,
+        builds=builds,
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,6 +58,9 @@ def table(
     [
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
+        (table(rows=READ_WHOLE_ROWS, quiet_seconds=QUIET_SECONDS - 1), "rest"),
+        (table(rows=READ_WHOLE_ROWS, quiet_seconds=0, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, quiet_seconds=0), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, busy=True), "rest"),
         (table(rows=READ_WHOLE_ROWS + 1, loaded=True), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
