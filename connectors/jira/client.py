@@ -10,9 +10,10 @@ import asyncio
 import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -217,7 +218,8 @@ class _Jira:
                 if self._needs_comments and issue.comments_total > len(issue.comments):
                     issue = replace(issue, comments=await self._comments(issue, full=full))
                 else:
-                    issue = replace(issue, comments=await (_packed if full else _without_texts)(issue))
+                    convert = _packed if full else partial(without_text, names=file_names(issue))
+                    issue = replace(issue, comments=await _converted(issue, convert))
             except Missing:
                 continue  # it was deleted meanwhile
             except PenstockError as error:
@@ -340,22 +342,16 @@ class _Jira:
         return [member for member in members if member is not None]
 
 
-async def _packed(issue: Issue) -> tuple[Comment, ...]:
-    """Return the comments of an issue in less memory, each in a turn of its own."""
+def _packed(comment: Comment) -> Comment:
+    return packed(comment)[0]
+
+
+async def _converted(issue: Issue, convert: Callable[[Comment], Comment]) -> tuple[Comment, ...]:
+    """Return the comments of an issue, each converted in a turn of its own: a text may be made to be slow to search."""
     comments = list[Comment]()
     for comment in issue.comments:
         with reading_data():
-            comments.append(packed(comment)[0])
-        await asyncio.sleep(0)
-    return tuple(comments)
-
-
-async def _without_texts(issue: Issue) -> tuple[Comment, ...]:
-    """Return the comments of an issue for a listing. Others have turns: a text may be made to be slow to search."""
-    comments, names = list[Comment](), file_names(issue)
-    for comment in issue.comments:
-        with reading_data():
-            comments.append(without_text(comment, names))
+            comments.append(convert(comment))
         await asyncio.sleep(0)
     return tuple(comments)
 

@@ -88,11 +88,13 @@ class SegmentMerger:
     async def run(self) -> BaseException:
         """Look and merge until cancelled. A look that fails is followed by the next."""
         while True:
+            await asyncio.sleep(
+                self._interval
+            )  # first: Elasticsearch may have begun to start together with this worker
             try:
                 await self.look()
             except PenstockError as error:
                 log.warning("segments_not_merged", reason=str(error)[:200])
-            await asyncio.sleep(self._interval)
 
     async def look(self) -> list[str]:
         """Merge where that is due. Returns these indexes. Raises Retryable or Misconfigured when the ledger

@@ -24,7 +24,7 @@ from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
 from query.answers.model import Answer, NumberedPassage
-from query.limits.charging import UUID_BYTES, charge
+from query.limits.charging import UUID_BYTES, bytes_of, charge
 from query.model import BadQuery
 
 MAX_NOTE_CHARACTERS = 2_000
@@ -97,7 +97,7 @@ async def record(
     }
     cursor = await connection.execute(_RECORD, values)
     texts = (question,) if private else (question, answer.text, *answer.unsupported)
-    charge(stored=2 * UUID_BYTES * len(ordered) + sum(len(text.encode("utf-8", "replace")) for text in texts))
+    charge(stored=2 * UUID_BYTES * len(ordered) + bytes_of(*texts))
     return cursor.rowcount == 1
 
 
@@ -185,7 +185,7 @@ async def store_feedback(connection: Connection, caller: Caller, authors: Sequen
         _STORE_FEEDBACK.format(chunks=sql.Identifier(table), reads_all=_READS_SHOWN), parameters
     )
     if cursor.rowcount:
-        charge(stored=sum(len(text.encode()) for text in (feedback.query, feedback.note) if text))
+        charge(stored=bytes_of(feedback.query, feedback.note))
         await connection.execute(_DELETE_OLDER, parameters)
 
 

@@ -17,6 +17,11 @@ def charge_to(account: Charge | None) -> None:
     _charge.set(account)
 
 
+def bytes_of(*texts: str | None) -> int:
+    """Return how many bytes these texts take in a table."""
+    return sum(len(text.encode("utf-8", "replace")) for text in texts if text)
+
+
 def charge(*, tokens: int = 0, money: float = 0.0, stored: int = 0) -> None:
     """Charge use to the current account, if any. stored: bytes of rows that stay until their retention ends."""
     if (account := _charge.get()) is not None:

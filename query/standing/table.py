@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller
+from query.limits.charging import bytes_of
 from query.standing.model import LOST, Kind, Sentence, Source, Standing, readable
 from query.standing.words import NO_WORDS, Words
 
@@ -182,9 +183,8 @@ PASSAGE_BYTES, CITATION_BYTES = 250, 10
 def stored_bytes(entry: NewAnswer) -> int:
     """About how many bytes it takes in the tables, and in the log of their changes."""
     numbers = sum(len(sentence.cites) for sentence in entry.sentences)
-    texts = (entry.question, *(sentence.text for sentence in entry.sentences))
-    written = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    return PASSAGE_BYTES * len(entry.chunks) + CITATION_BYTES * numbers + written
+    texts = bytes_of(entry.question, *(sentence.text for sentence in entry.sentences))
+    return PASSAGE_BYTES * len(entry.chunks) + CITATION_BYTES * numbers + texts
 
 
 _STORE = """
