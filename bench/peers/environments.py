@@ -47,7 +47,7 @@ class Peer:
 
 PEERS = (
     Peer("penstock", "Penstock (Kafka, both stores)", "bench.peers.penstock"),
-    Peer("penstock-together", "Penstock, one process for all stages", "bench.peers.penstock", "together"),
+    Peer("penstock-watch", "Penstock that watches, in one process", "bench.peers.penstock", "watch"),
     Peer("pathway", "Pathway", "bench.peers.pathway"),
     Peer("pathway-cache", "Pathway with its cache", "bench.peers.pathway", "cache"),
     Peer("pathway-both", "Pathway (both stores)", "bench.peers.pathway", "both", keywords=True),
