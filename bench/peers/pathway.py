@@ -81,7 +81,7 @@ class Index:
         self._client.indices.create(index=INDEX, mappings=MAPPING, settings={"number_of_replicas": 0})
         self._changes: list[dict[str, Any]] = []
         self._stored: dict[str, tuple[str, str, str]] = {}
-        """Of each entry that Elasticsearch has acknowledged, by id: its document, access and the digest of its text."""
+        """By id of an entry that Elasticsearch has acknowledged: its document, access and the digest of its text."""
 
     def change(self, key: pw.Pointer, row: dict[str, Any], time: int, is_addition: bool) -> None:
         entry = {"_op_type": "index" if is_addition else "delete", "_index": INDEX, "_id": str(key)}
