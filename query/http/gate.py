@@ -1,6 +1,6 @@
-"""The outermost middleware. A request passes, in this order: authentication → rate limit and budget → its body, limited
-in size and time → a slot to run in → the route, cancelled if the client disconnects. The body of an unauthenticated
-request is neither read nor parsed."""
+"""The outermost middleware. A request passes, in this order: authentication → rate limit and budget → a place among the
+concurrent requests of its caller → its body, limited in size and time → a slot to run in → the route, cancelled if the
+client disconnects. The body of an unauthenticated request is neither read nor parsed."""
 
 from __future__ import annotations
 
@@ -49,6 +49,9 @@ SECURITY_HEADERS = {
 MAX_BODIES_BYTES, MAX_TENANT_BODIES_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """The memory for the bodies of all running and waiting requests. Without it, each caller could send as many bodies at
 once as its rate limit permits. It is raised if necessary, so that a few bodies of maximum size always fit."""
+UNCOUNTED_BODY_BYTES = 16 * 1024
+"""The beginning of each body, which takes nothing of this memory: most bodies are no longer, so that a few callers with
+large, slow ones keep nobody else out. The number of connections bounds these bytes."""
 MAX_DISCARDED_BODIES = 16
 """How many times the maximum size of a body is read and discarded, so that the client reads the refusal."""
 QUIET = PROBES | {"/metrics"}
@@ -88,8 +91,9 @@ class _BodyMemory:
         self._bodies, self._tenant, self._metrics = bodies, tenant, metrics
         self._reserved_bytes = 0
 
-    def reserve(self, size: int) -> None:
-        """Raises Problem (429, 503) if the memory for bodies is full."""
+    def reserve(self, total: int) -> None:
+        """Reserve what a body of so many bytes takes. Raises Problem (429, 503) if the memory for bodies is full."""
+        size = max(0, total - UNCOUNTED_BODY_BYTES) - self._reserved_bytes
         lacking = self._bodies.lacks(self._tenant, size)
         if lacking is not None:
             self._metrics.shed.labels("memory").inc()
@@ -187,12 +191,13 @@ class Gate:
         account = await self._meter.admit(exchange.identity, kind)
         memory = _BodyMemory(self._bodies, exchange.identity.tenant, self._metrics)
         try:
-            body = await self._body(headers, receive, memory)
-            async with self._limits.slot(exchange.identity, kind) as slot:
-                scope["state"]["slot"] = slot
-                scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
-                charge_to(account.charge)  # only in this request's task
-                await _while_connected(self._app, scope, body, receive, send)
+            with self._limits.place(exchange.identity):
+                body = await self._body(headers, receive, memory)
+                async with self._limits.slot(exchange.identity, kind) as slot:
+                    scope["state"]["slot"] = slot
+                    scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
+                    charge_to(account.charge)  # only in this request's task
+                    await _while_connected(self._app, scope, body, receive, send)
         except Problem:
             account.close(refund=True)
             raise
@@ -232,7 +237,7 @@ class Gate:
                         body.clear()
                         discarded += len(part)
                     else:
-                        memory.reserve(len(part))
+                        memory.reserve(len(body) + len(part))
                         body += part
                     is_over = not message.get("more_body", False)
                     # A client whose connection closes while it sends never reads the reason: discard some of the rest.

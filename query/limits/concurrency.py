@@ -9,8 +9,8 @@ import asyncio
 import math
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import time
 from typing import Literal
 
@@ -111,9 +111,9 @@ class Limits:
             headers={"Retry-After": str(max(1, math.ceil(resets_at - time())))},
         )
 
-    @asynccontextmanager
-    async def slot(self, identity: Identity, kind: Kind = "search") -> AsyncIterator[Slot]:
-        """Wait for a slot and hold it. Raises Problem (429, 503)."""
+    @contextmanager
+    def place(self, identity: Identity) -> Iterator[None]:
+        """Count a request among the concurrent ones of its caller. Raises Problem (429)."""
         if self._at_once[identity.id] >= self._settings.concurrent_per_caller:
             self._metrics.shed.labels("caller").inc()
             raise Problem(
@@ -122,6 +122,16 @@ class Limits:
                 headers={"Retry-After": "1"},
             )
         self._at_once[identity.id] += 1
+        try:
+            yield
+        finally:
+            self._at_once[identity.id] -= 1
+            if not self._at_once[identity.id]:
+                del self._at_once[identity.id]
+
+    @asynccontextmanager
+    async def slot(self, identity: Identity, kind: Kind = "search") -> AsyncIterator[Slot]:
+        """Wait for a slot and hold it. Raises Problem (429, 503)."""
         work, answer = Ticket(identity.tenant, identity.id, COSTS[kind]), Ticket(identity.tenant, identity.id)
         slot = Slot(self._work, work, self._settings.waiting_seconds)
         try:
@@ -137,9 +147,6 @@ class Limits:
         finally:
             slot.release_search()
             self._answers.leave(answer)
-            self._at_once[identity.id] -= 1
-            if not self._at_once[identity.id]:
-                del self._at_once[identity.id]
 
     @asynccontextmanager
     async def answering(self, identity: Identity, slot: Slot) -> AsyncIterator[None]:

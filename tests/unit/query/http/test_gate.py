@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from query.auth.identity import Identity
-from query.http.gate import MAX_TENANT_BODIES_BYTES, Gate
+from query.http.gate import MAX_TENANT_BODIES_BYTES, UNCOUNTED_BODY_BYTES, Gate
 from query.limits.concurrency import Limits
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
@@ -106,18 +106,18 @@ async def test_a_path_that_ends_with_a_newline_reaches_no_route(path: str) -> No
 
 
 async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory() -> None:
-    settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
+    settings, metrics = ServeSettings(max_body_bytes=2 * MEGABYTE, body_seconds=600), QueryMetrics()
     gate = gate_of(_app, settings, metrics)
-    most = MAX_TENANT_BODIES_BYTES // MEGABYTE
-    slow = [PausedRequest(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
+    most, size = MAX_TENANT_BODIES_BYTES // MEGABYTE, MEGABYTE + UNCOUNTED_BODY_BYTES
+    slow = [PausedRequest(gate, "acme", f"user {n // 8}", size) for n in range(200)]
     await asyncio.sleep(0.1)
     assert sum(not request.answer for request in slow) == most
     assert {request.response for request in slow if request.answer} == {(429, "over-share")}
-    other = PausedRequest(gate, "globex", "ann", MEGABYTE)
+    other = PausedRequest(gate, "globex", "ann", size)
     other.go.set()
     await other.task
     assert other.response == (204, "")
-    many = [PausedRequest(gate, f"tenant {n}", "ann", MEGABYTE) for n in range(100)]
+    many = [PausedRequest(gate, f"tenant {n}", "ann", size) for n in range(100)]
     await asyncio.sleep(0.1)
     assert {request.response for request in many if request.answer} == {(503, "busy")}
     assert sum(not request.answer for request in [*slow, *many]) == 4 * most
@@ -125,9 +125,45 @@ async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory(
         request.go.set()
     await asyncio.gather(*(request.task for request in [*slow, *many]))
     assert metrics.registry.get_sample_value("penstock_query_shed_total", {"reason": "memory"})
-    again = [PausedRequest(gate, "acme", "eve", MEGABYTE) for _ in range(most)]
+    again = [PausedRequest(gate, "acme", f"user {n // 8}", size) for n in range(most)]
     await asyncio.sleep(0.1)
     assert not any(request.answer for request in again), "the room was not given back"
     for request in again:
         request.task.cancel()
     await asyncio.gather(*(request.task for request in again))
+
+
+async def test_bodies_that_one_caller_never_ends_leave_room_for_others() -> None:
+    """Twenty of them, each of which had ten seconds, kept everybody else of the tenant out."""
+    settings, metrics = ServeSettings(body_seconds=600), QueryMetrics()
+    gate = gate_of(_app, settings, metrics)
+    slow = [PausedRequest(gate, "acme", "eve", settings.max_body_bytes) for _ in range(100)]
+    await asyncio.sleep(0.1)
+    assert sum(not request.answer for request in slow) == settings.concurrent_per_caller
+    assert {request.response for request in slow if request.answer} == {(429, "too-many-at-once")}
+    other = PausedRequest(gate, "acme", "ann", MEGABYTE // 2)
+    other.go.set()
+    await other.task
+    assert other.response == (204, "")
+    for request in slow:
+        request.go.set()
+    await asyncio.gather(*(request.task for request in slow))
+
+
+async def test_small_requests_have_room_while_large_bodies_take_all_of_it() -> None:
+    settings, metrics = ServeSettings(body_seconds=600), QueryMetrics()
+    gate = gate_of(_app, settings, metrics)
+    slow = [
+        PausedRequest(gate, f"tenant {n // 40}", f"user {n // 8}", settings.max_body_bytes - (n % 8) * 100_000)
+        for n in range(200)
+    ]
+    await asyncio.sleep(0.1)
+    assert {request.response for request in slow if request.answer} == {(429, "over-share"), (503, "busy")}
+    for tenant in ("tenant 0", "globex"):
+        small = PausedRequest(gate, tenant, "ann", UNCOUNTED_BODY_BYTES)
+        small.go.set()
+        await small.task
+        assert small.response == (204, "")
+    for request in slow:
+        request.go.set()
+    await asyncio.gather(*(request.task for request in slow))

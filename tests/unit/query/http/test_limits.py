@@ -55,15 +55,17 @@ async def test_one_caller_cannot_take_every_slot() -> None:
     of, metrics = limits(concurrent_per_caller=2, concurrent=3)
     async with AsyncExitStack() as working:
         for _ in range(2):
+            working.enter_context(of.place(ANN))
             await working.enter_async_context(of.slot(ANN))
-        with pytest.raises(Problem) as refused:
-            async with of.slot(ANN):
-                pass
+        with pytest.raises(Problem) as refused, of.place(ANN):
+            pass
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
-        async with of.slot(BOB):
-            assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
-    async with of.slot(ANN):
-        assert metrics.registry.get_sample_value("penstock_query_in_work") == 1
+        with of.place(BOB):
+            async with of.slot(BOB):
+                assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
+    with of.place(ANN):
+        async with of.slot(ANN):
+            assert metrics.registry.get_sample_value("penstock_query_in_work") == 1
     assert shed_count(metrics, "caller") == 1
 
 
