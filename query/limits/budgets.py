@@ -146,6 +146,10 @@ class _Portion:
         self.left[0] -= requests
         self.extra += requests
 
+    def spans(self) -> float:
+        """How many spans it is kept for: at least until nothing is owed any more for stored bytes."""
+        return 2 + self.extra / (self.ceilings[0] or 1.0)
+
     def begin(self, since: datetime) -> None:
         self.since, self.used, self.warned, self.empty_until = since, NO_AMOUNTS, False, 0.0
         self.left, self.reserved, self.extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0
@@ -262,7 +266,10 @@ class Meter:
                 for subject, portion in self._portions.items()
                 if portion.since is None
                 or portion.lock.locked()
-                or (now < portion.since + 2 * SPANS[subject.span] and not self._is_over(subject, portion, now))
+                or (
+                    now < portion.since + portion.spans() * SPANS[subject.span]
+                    and not self._is_over(subject, portion, now)
+                )
             }
 
     def _is_over(self, subject: Subject, portion: _Portion, now: datetime) -> bool:

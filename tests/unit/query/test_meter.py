@@ -418,6 +418,25 @@ async def test_what_requests_have_stored_at_once_is_owed_in_the_next_minutes(tmp
     assert allowed[3] == 100
 
 
+async def test_what_is_owed_for_stored_bytes_is_not_forgotten_in_quiet_minutes(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "", tmp_path, rate=100)
+    account = await meter.admit(ANN, "answer")
+    account.charge(0, 0, 500 * STORED_BYTES_OF_A_REQUEST)
+    account.close()
+    await meter.admit(BOB, "answer")
+    table.now += timedelta(minutes=3)
+    meter._record_now.set()
+    running = asyncio.create_task(meter.run())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    await cancel_and_wait([running])
+    assert {subject.caller for subject in meter._portions if subject.span == "minute"} == {"token:ann"}
+    assert await count_admitted(meter, ANN) == 0
+    table.now += timedelta(minutes=3)
+    assert await count_admitted(meter, ANN) == 100
+
+
 @pytest.mark.heavy
 @given(
     answers=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
