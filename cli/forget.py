@@ -441,7 +441,7 @@ class Work:
             why = f"{self.left_entries} surplus entries: `penstock audit --repair` removes them"
             remains.append(_left("Elasticsearch", None, why))
         if self.erased["postgres uploads"]:
-            why = "the files, until the connectors worker next removes unused ones"
+            why = "the files, for at most ten minutes while the connectors worker runs"
             remains.append(_left("the connectors' folder", None, why))
         return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import unicodedata
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -143,6 +145,10 @@ MAX_INCOMING_FILES = 16
 """Files that may be received at the same time: no quota counts the disk space that they use until they are complete."""
 
 
+UNUSED_SECONDS = 600.0
+"""Time between two searches for originals that no upload refers to: erasure on demand deletes rows and no files."""
+
+
 class Busy(Retryable):
     """MAX_INCOMING_FILES are being received."""
 
@@ -162,6 +168,7 @@ class Intake:
         """Held while an original is checked and removed, so that no upload refers to it in between."""
         self._may_have_orphans = False
         """The store may hold originals that no upload refers to, and that no quota counts."""
+        self._orphans_removed_at = -math.inf
 
     async def prepare(self) -> None:
         """Purge deleted uploads and unreferenced originals. Files may be arriving already."""
@@ -217,9 +224,9 @@ class Intake:
             return await self.add(file, properties, external_id=upload.external_id)
 
     async def measure(self) -> None:
-        """Update ``usage``, and remove originals that failed uploads have left."""
+        """Update ``usage``, and remove originals that failed uploads and the erasure of others have left."""
         self.usage = await self.table.usage()
-        if self._may_have_orphans:
+        if self._may_have_orphans or monotonic() >= self._orphans_removed_at + UNUSED_SECONDS:
             async with self._originals:
                 await self._remove_orphans()
 
@@ -240,10 +247,9 @@ class Intake:
                 raise
 
     async def _remove_orphans(self) -> None:
-        referenced = await self.table.referenced_hashes()
-        for name in await asyncio.to_thread(self.store.hashes) - referenced:
-            self.store.remove(name)
-        self._may_have_orphans = False
+        stored = await asyncio.to_thread(self.store.hashes)
+        await asyncio.to_thread(self.store.remove, *(stored - await self.table.referenced_hashes()))
+        self._may_have_orphans, self._orphans_removed_at = False, monotonic()
 
     async def _discard(self, sha256: str) -> None:
         if not await self.table.is_referenced(sha256):

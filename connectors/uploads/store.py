@@ -50,8 +50,9 @@ class Store:
     def writing(self, max_bytes: int) -> Incoming:
         return Incoming(self, self._incoming, max_bytes)
 
-    def remove(self, sha256: str) -> None:
-        self.path(sha256).unlink(missing_ok=True)
+    def remove(self, *hashes: str) -> None:
+        for sha256 in hashes:
+            self.path(sha256).unlink(missing_ok=True)
 
     def hashes(self) -> set[str]:
         return {path.name for path in self._folder.glob("[0-9a-f][0-9a-f]/*")}

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+import connectors.uploads.intake
 from connectors.declared import load
 from connectors.operate import summarize
 from connectors.uploads.intake import MAX_INCOMING_FILES
@@ -135,6 +136,22 @@ async def test_uploads_refused_because_postgres_cannot_write_leave_no_files(offi
         await connection.execute("DROP TRIGGER refuse ON uploads")
     assert not is_full(await post_upload(office, b"text 0"))
     assert originals(office) == 2
+
+
+async def test_the_file_of_an_erased_upload_is_removed_while_its_worker_runs(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock forget` erases rows: files stayed until the worker was restarted."""
+    office.declare()
+    await office.start()
+    await office.upload(b"erased", external_id="erased")
+    await office.upload(b"kept")
+    await office.space.execute("DELETE FROM uploads WHERE external_id = 'erased'")
+    await office.intake().measure()
+    assert originals(office) == 2, "they are not searched for each time"
+    monkeypatch.setattr(connectors.uploads.intake, "UNUSED_SECONDS", 0)
+    await office.intake().measure()
+    assert originals(office) == 1
 
 
 async def test_an_upload_whose_commit_was_not_acknowledged_retains_its_original_file(
