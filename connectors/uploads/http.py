@@ -19,6 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
+from connectors.runner.compare import MAX_ID_BYTES
 from connectors.uploads.intake import Busy, Intake, Invalid, Part, Status, properties_of, single
 from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Upload
 from pipeline.core.errors import Retryable
@@ -97,7 +98,11 @@ async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -
                 "on_end": form.finish,
             },
         )
+        received = 0
         async for chunk in stream:
+            received += len(chunk)
+            if received > file.size + len(chunk) + 2 * MAX_FORM_BYTES:  # or what follows the form would never end
+                raise Invalid("body: is longer than its fields and its file")
             parser.write(chunk)
             if form.problem is not None:
                 raise form.problem
@@ -364,6 +369,8 @@ class _Api:
         external_id = single(body.fields, "external_id")
         if external_id is not None and "\x00" in external_id:  # Postgres would refuse the query for it
             raise Invalid("external_id: has U+0000 in it")
+        if external_id is not None and len(external_id.encode()) > MAX_ID_BYTES:  # Postgres would refuse to index it
+            raise Invalid(f"external_id: is longer than {MAX_ID_BYTES} bytes of UTF-8")
         if before is not None and external_id not in (None, before.external_id):
             raise Invalid("external_id: cannot be changed: delete this upload and upload the file again")
         if (stated := single(body.fields, "source")) not in (None, source):

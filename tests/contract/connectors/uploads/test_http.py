@@ -160,6 +160,7 @@ INVALID_FIELDS: Sequence[tuple[dict[str, Any], str]] = (
     ({"title": "t" * 4001}, "title"),
     ({"source": "theirs"}, "source"),
     ({"external_id": "x" * 2001}, "external_id"),
+    ({"external_id": "".join(chr(0x20000 + 31 * n) for n in range(1_500))}, "external_id: is longer than 2000 bytes"),
     ({"external_id": "a\0b"}, "external_id: has U+0000"),
     ({"title": ["a", "b"]}, "title"),
 )
@@ -198,6 +199,13 @@ async def test_malformed_and_too_large_bodies_are_refused_and_leave_no_file(offi
     assert (await answered(dripping()))[0] == 413
     assert (await answered(head + b"x" * 2000 + b"\r\n--b--\r\n", form))[0] == 413
     assert (await answered(head + b"text", form))[1] == "body: ends in the middle of the form"
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield head + b"text\r\n--b--\r\n"
+        for _ in range(100):
+            yield b"x" * 65_536
+
+    assert await answered(endless(), form) == (422, "body: is longer than its fields and its file")
     assert (await answered(b"nonsense", form))[0] == 422
     assert (await answered(b"x", {"content-type": "multipart/form-data"}))[0] == 422
     assert "more than one file" in (await answered(head + b"a\r\n" + head + b"b\r\n--b--\r\n", form))[1]
