@@ -34,6 +34,7 @@ from pipeline.diagnosis.ledger import ledger_report
 from pipeline.diagnosis.pipeline_view import pipeline_view
 from pipeline.ledger import generations, kafka_marks, webhooks
 from pipeline.ledger import trail as trail_table
+from pipeline.ledger.personal import ERASED
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import AuditSettings, PostgresSettings, RetentionSettings
 from pipeline.stages.dead import DeadLetters
@@ -842,6 +843,38 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
     query = {"answer", "conflict", "eval", "shadow", "standing"}
     assert {t.partition("_")[0] for t in written["penstock_query"]} == query
     assert written["penstock_analysis"] == {"conflicts", "conflict_examined", "standing_changes"}
+
+
+async def test_the_operators_login_erases_from_documents_and_groups_and_writes_nothing_into_them(place: Place) -> None:
+    await place.library.put(
+        document(
+            "salaries.md", "The salaries of all.", acl_tags=["board"], metadata={"year": 2026, "by": ["ann", "bob"]}
+        ),
+        document("holidays.md", "The holidays of all.", acl_tags=["everyone"]),
+    )
+    await place.library.execute(
+        "INSERT INTO connector_groups VALUES ('acme', 'wiki', 'board', '{ann,bob}', '{}', now())"
+    )
+    for statement in (
+        "UPDATE documents SET access_id = (SELECT max(id) FROM access_sets)",
+        "UPDATE documents SET title = 'Other'",
+        "UPDATE documents SET source_url = 'https://another.example.com'",
+        "UPDATE documents SET external_id = 'other.md'",
+        "UPDATE documents SET keys = '{year=2027}'",
+        "UPDATE document_bodies SET text = 'Other'",
+        """UPDATE document_bodies SET metadata = '{"year": 2027}'""",
+        "UPDATE connector_groups SET members = members || '{eve}'",
+        "UPDATE connector_groups SET tag = 'all'",
+    ):
+        assert await place.refused("penstock_operator", statement), statement
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_operator"]) as connection:
+        for erasing in (
+            f"UPDATE documents SET {ERASED}",
+            """UPDATE document_bodies SET text = '', metadata = '{"by": ["bob"]}' WHERE metadata <> '{}'""",
+            "UPDATE connector_groups SET members = array_remove(members, 'ann')",
+        ):
+            assert (await connection.execute(erasing.encode())).rowcount > 0
+        await connection.rollback()
 
 
 @pytest.mark.parametrize(
