@@ -16,6 +16,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+NEXT_FILE_SECONDS = 1.0
+"""How long a thread that has read a file waits for the next one of the same reader, before it begins one of somebody
+who has used more. Sources that read one file after the other would have one read for each slow one of others."""
+
 reader: ContextVar[str] = ContextVar("reader", default="")
 """For whom files are read: an instance of a connector."""
 
@@ -26,34 +30,38 @@ class Turns:
     def __init__(self, at_once: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="extraction")
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        """Notified of each job that waits."""
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         self._used: dict[str, float] = {}
-        """Seconds that the jobs of each took. Whoever returns begins with what the last one had used whose turn it was:
-        nobody saves time up."""
+        """Seconds that the finished jobs of each took. Whoever returns begins with what the last one had used whose
+        turn it was: nobody saves time up."""
+        self._began: dict[str, list[float]] = {}
+        """When the jobs of each began that are running."""
         self._latest = 0.0
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in a thread, when it is the turn of its ``reader``."""
         name, future = reader.get(), Future[T]()
         with self._lock:
-            if name not in self._waiting:
-                self._waiting[name] = deque()
+            if name not in self._waiting and not self._began.get(name):
                 self._used[name] = max(self._used.get(name, 0.0), self._latest)
-            self._waiting[name].append((future, job))
+            self._waiting.setdefault(name, deque()).append((future, job))
+            self._lock.notify_all()
         self._threads.submit(self._run_next)
         return future
 
     def _run_next(self) -> None:
         with self._lock:
-            name = min(self._waiting, key=self._used.__getitem__)
+            name = min(self._waiting, key=self._seconds)
             future, job = self._waiting[name].popleft()
             if not self._waiting[name]:
                 del self._waiting[name]
-            self._latest = self._used[name]
-        if not future.set_running_or_notify_cancel():
-            return
-        began = self._clock()
+            self._latest = self._seconds(name)
+            if not future.set_running_or_notify_cancel():
+                return
+            began = self._clock()
+            self._began.setdefault(name, []).append(began)
         try:
             result = job()
         except BaseException as error:  # noqa: BLE001 - as an executor's thread does
@@ -62,4 +70,17 @@ class Turns:
             future.set_result(result)
         finally:
             with self._lock:
+                # This time counts as well, so that nobody keeps a thread by it.
+                self._lock.wait_for(lambda: not self._should_wait_for(name), NEXT_FILE_SECONDS)
+                self._began[name].remove(began)
                 self._used[name] += self._clock() - began
+
+    def _should_wait_for(self, name: str) -> bool:
+        """Whether a thread is kept for the next job of somebody: only jobs of others wait, who have used more."""
+        used = self._seconds(name)
+        return bool(self._waiting) and all(other != name and self._seconds(other) > used for other in self._waiting)
+
+    def _seconds(self, name: str) -> float:
+        """Return what somebody has used, with the jobs that are running."""
+        now = self._clock()
+        return self._used[name] + sum(now - began for began in self._began.get(name, ()))

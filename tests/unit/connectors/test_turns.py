@@ -58,6 +58,27 @@ def test_very_many_slow_files_delay_another_connector_by_a_single_file() -> None
     assert order.count("slow") == 20
 
 
+def test_who_reads_one_file_after_the_other_waits_for_a_single_slow_one() -> None:
+    """A slow file was read between any two of them."""
+    files = Files()
+    files.read("slow", 20, 90.0)
+    done = threading.Event()
+
+    def read_next(left: int) -> None:
+        if left == 0:
+            done.set()
+            return
+        files.read("quick", 1, 0.5)
+        # The next one is fetched first, and the thread could begin another file meanwhile.
+        fetched = threading.Timer(0.05, read_next, [left - 1])
+        files._futures[-1].add_done_callback(lambda _: fetched.start())
+
+    read_next(10)
+    files._begin.set()
+    assert done.wait(20)
+    assert files.order[:11].count("quick") == 10
+
+
 def test_nobody_saves_time_up() -> None:
     files = Files()
     files.read("busy", 10, 10.0)
