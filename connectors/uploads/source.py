@@ -197,8 +197,7 @@ class Uploads:
             return await self._unreadable(upload, UNEXPECTED, f"cannot be read: {error}")
         except FileNotFoundError:
             return await self._unreadable(upload, "original_lost", "is no longer in the store: upload it again")
-        await self.intake.table.record_end(upload, None, None)
-        return Document(
+        document = Document(  # before anything is waited for: it counts the memory of all of them
             external_id=upload.external_id,
             title=upload.title or extracted.title or upload.file_name,
             content=extracted.text,
@@ -211,6 +210,8 @@ class Uploads:
             source_modified_at=upload.modified_at,
             metadata={"file_name": upload.file_name, "size": upload.size, **extracted.metadata, **upload.metadata},
         )
+        await self.intake.table.record_end(upload, None, None)
+        return document
 
     async def _unreadable(self, upload: Upload, code: str, message: str) -> Entry:
         await self.intake.table.record_end(upload, code, message)

@@ -1,0 +1,73 @@
+"""How much of the uploads that are read together is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from connectors.portions import in_portions
+from connectors.uploads.source import Uploads
+from connectors.uploads.store import Upload
+
+
+class Slow:
+    """A table whose database answers slowly."""
+
+    def __init__(self) -> None:
+        self.waiting = self.most = 0
+
+    async def record_start(self, external_ids: list[str]) -> None: ...
+
+    async def record_end(self, upload: Upload, code: str | None, problem: str | None) -> None:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            await asyncio.sleep(0.2)
+        finally:
+            self.waiting -= 1
+
+
+async def test_texts_that_wait_for_the_database_count_towards_the_memory_of_their_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty texts waited to be recorded before any of them was counted, each of up to 16 MiB."""
+    monkeypatch.setattr("connectors.room.MAX_HELD_BYTES", 1_000_000)
+    (tmp_path / "text").write_text("word " * 80_000)
+    table: Any = Slow()
+    source = Uploads.__new__(Uploads)
+    source.intake = SimpleNamespace(table=table)  # type: ignore[assignment]
+    source._store = SimpleNamespace(path=lambda _: tmp_path / "text")  # type: ignore[assignment]
+    now = datetime.now(UTC)
+    rows = [
+        Upload(
+            id=uuid4(),
+            external_id=str(n),
+            version=1,
+            file_name=f"{n}.txt",
+            media_type="text/plain",
+            title=None,
+            sha256="",
+            size=400_000,
+            acl_tags=["staff"],
+            required_tags=[],
+            metadata={},
+            received_at=now,
+            modified_at=now,
+            changed=n,
+            extracting_at=None,
+            extracted_at=None,
+            problem_code=None,
+            problem=None,
+            deleted_at=None,
+        )
+        for n in range(12)
+    ]
+    async for _, entries in in_portions(rows, source._entries):
+        assert len(entries) <= 3
+    assert table.most <= 3
