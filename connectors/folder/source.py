@@ -7,6 +7,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,9 @@ OVERLAP_NS = 4_000_000_000
 MAX_PROBLEMS = 100
 """As many problems are reported by ``check``."""
 LISTEN_SECONDS = 3_600.0
+THREADS = 8
+"""Threads of an instance, in which each of its activities reads or lists. They are its own: reading a file may take
+minutes, and a mount whose server is away does not answer at all."""
 
 
 class FolderSettings(ReadersOptions):
@@ -70,6 +74,8 @@ class Folder(SmallSource):
 
     Options = FolderSettings
     metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
+    reads_at_once = 1
+    """The bytes of a file are in memory while it is read."""
     options: FolderSettings
 
     def __init__(self, options: FolderSettings, context: Context) -> None:
@@ -77,6 +83,7 @@ class Folder(SmallSource):
         self._rules = FolderOptions(acl_tags=options.acl_tags, required_tags=options.required_tags)
         self._roots = outermost(os.path.realpath(path) for path in options.paths)
         self._ids = Identities(context.folder / "files.sqlite")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=context.name)
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
@@ -91,19 +98,19 @@ class Folder(SmallSource):
     async def check(self) -> Sequence[Problem]:
         """Return roots and files that cannot be read, invalid rules, and folders that nobody may read."""
         try:
-            await asyncio.to_thread(self.options.members_by_tag)
+            await self.blocking(self.options.members_by_tag)
         except Misconfigured as error:
             return [Problem(str(self.options.members_file), "members", str(error))]
-        problems = [problem for root in self._roots if (problem := await asyncio.to_thread(root_problem, root))]
+        problems = [problem for root in self._roots if (problem := await self.blocking(root_problem, root))]
         for root in self._roots if not problems else ():
-            problems += await asyncio.to_thread(_problems, Walk(root, root, self._rules))
+            problems += await self.blocking(_problems, Walk(root, root, self._rules))
         return problems
 
     async def start(self) -> Cursor:
         return {"since_ns": time.time_ns() - OVERLAP_NS}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        ids = sorted(file.id for file in await asyncio.to_thread(self._files))
+        ids = sorted(file.id for file in await self.blocking(self._files))
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
@@ -115,7 +122,7 @@ class Folder(SmallSource):
         """Yield files whose inode has changed since. Deleted files, and files of a folder that was moved here, are left
         to ``listen`` and to the sweep."""
         now = await self.start()
-        files = await asyncio.to_thread(self._files)
+        files = await self.blocking(self._files)
         ids = sorted(file.id for file in files if file.candidate.stat.st_ctime_ns >= cursor["since_ns"])
         for at in range(0, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
@@ -134,11 +141,11 @@ class Folder(SmallSource):
 
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         for root in self._roots:
-            walk = await asyncio.to_thread(self._walk, root, root)
+            walk = await self.blocking(self._walk, root, root)
             entries = iter(walk.candidates())
-            while batch := await asyncio.to_thread(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
+            while batch := await self.blocking(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
                 files = [entry for entry in batch if isinstance(entry, Candidate)]
-                present = await asyncio.to_thread(walk.access_now, files)
+                present = await self.blocking(walk.access_now, files)
                 candidates = (candidate for candidate in present if isinstance(candidate, Candidate))
                 yield each_entry(candidates, self._listed, lambda candidate: candidate.path)
             if unlisted := [*walk.unreadable, *walk.broken]:
@@ -146,8 +153,8 @@ class Folder(SmallSource):
                     f"{unlisted[0]} cannot be listed, or its .penstock.toml is invalid: see `penstock connector check`"
                 )
 
-    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        return await asyncio.to_thread(lambda: [self._entry(id_) for id_ in external_ids])
+    async def read(self, external_id: str) -> Entry:
+        return await self.blocking(self._entry, external_id)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         """Report changes that the operating system notices. Scans find the rest."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from connectors.conform.memory_runner import InMemory, MemoryRunner
+from connectors.extract import extract
 from connectors.folder.content import revision_of
 from connectors.folder.source import Folder, FolderSettings
 from connectors.paths import path_metadata
@@ -58,3 +62,28 @@ async def test_a_listed_file_that_our_code_fails_on_stops_no_other_and_is_not_de
     assert sorted(document.content for document in runner.published.values())[0] == "It was edited."
     assert len(runner.published) == 3
     assert "b.txt is set aside" in runner.status
+
+
+async def test_files_that_take_long_keep_nothing_else_of_the_process_waiting(
+    runner: MemoryRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each activity of each folder kept one of the few threads that all connectors share, while it read fifty files."""
+    reading, may_end = threading.Event(), threading.Event()
+
+    def slow(data: bytes, name: str) -> Any:
+        reading.set()
+        may_end.wait(60)
+        return extract(data, name)
+
+    monkeypatch.setattr("connectors.folder.content.extract", slow)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    full = asyncio.create_task(runner.full())
+    try:
+        async with asyncio.timeout(20):
+            while not reading.is_set():
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(lambda: "another connector") == "another connector"
+    finally:
+        may_end.set()
+    assert await full
+    assert len(runner.published) == 3
