@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import docx
+from docx.opc.constants import RELATIONSHIP_TYPE
 from docx.oxml import parse_xml
 from docx.oxml.ns import qn
 
@@ -61,7 +62,9 @@ def read_word(file: IO[bytes], limits: Limits) -> Extracted:
 class _Reader:
     def __init__(self, document: Any, limits: Limits) -> None:
         self._document = document
-        self._styles = {style.style_id: style for style in document.styles}
+        # Where there are none, the library opens a file of its own, and a reading process may open none.
+        has_styles = any(relation.reltype == RELATIONSHIP_TYPE.STYLES for relation in document.part.rels.values())
+        self._styles = {style.style_id: style for style in document.styles} if has_styles else {}
         self._bases: dict[str, Sequence[Any]] = {}
         self._hidden: dict[str, bool] = {}
         self._numbering = _numbering(document)

@@ -51,6 +51,16 @@ async def test_docx_headings_lists_and_tables_become_markdown(extract: Extract) 
     assert (extracted.title, extracted.author, extracted.media_type) == ("Travel policy", "Ada", "text/markdown")
 
 
+async def test_docx_without_styles_of_its_own_is_read(extract: Extract) -> None:
+    """The library opened a file of default styles, which the confinement refused: the document counted as damaged."""
+    kept = ("[Content_Types].xml", "_rels/.rels", "word/document.xml")
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(plain_docx())) as archive, zipfile.ZipFile(made, "w") as bare:
+        for name in kept:
+            bare.writestr(name, archive.read(name))
+    assert (await extract("a.docx", made.getvalue())).text == "Harmless words.\n"
+
+
 async def test_docx_keeps_tracked_insertions_and_drops_tracked_deletions(extract: Extract) -> None:
     with zipfile.ZipFile(io.BytesIO(saved(docx.Document()))) as archive:
         xml = archive.read("word/document.xml")
