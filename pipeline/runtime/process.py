@@ -7,6 +7,7 @@ each has its own consumers, connections and failures.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -148,6 +149,9 @@ async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await stop.wait()
+        # A worker freezes what there is when it has started, and this would be kept although the worker has ended.
+        gc.unfreeze()
+        gc.collect()
 
 
 def _end_anyway(name: str) -> None:

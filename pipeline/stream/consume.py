@@ -331,6 +331,9 @@ class Consumption:
             finally:
                 await cancel_and_wait([self._guard_task])
                 await self.app.stop()
+                # faust's signals belong to its class, and would hold this consumption for as long as the process runs.
+                self.app.on_partitions_revoked.disconnect(self._revoked)
+                self.app.on_partitions_assigned.disconnect(self._assigned)
 
     async def drain(self) -> None:
         """Finish the batches in progress, start no other, and commit what is done. Repeats are harmless."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -128,6 +130,32 @@ async def test_one_that_fails_again_and_again_takes_less_and_less_of_the_others_
         await running.until(lambda: vectors.started == 3 and running.is_ready())
     pauses = [line["after_seconds"] for line in logs if line["event"] == "worker_restarts"]
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.01]
+    await running.stopped()
+
+
+async def test_what_one_that_failed_has_left_behind_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had frozen at its start stayed in memory, as did what was not collected yet when it started again."""
+
+    class Record:
+        def __init__(self) -> None:
+            self.itself = self
+
+    class Reading(Fake):
+        records: list[weakref.ref[Record]] = []  # noqa: RUF012
+
+        async def run(self, stop: asyncio.Event, on_crash: Callable[[], None]) -> None:
+            before, after = Record(), Record()
+            self.records += [weakref.ref(before)]
+            gc.freeze()
+            self.records += [weakref.ref(after)]
+            await super().run(stop, on_crash)
+
+    worker = Reading("vectors")
+    running = Running(monkeypatch, Fake("detect"), worker)
+    await running.until(lambda: running.is_ready())
+    worker.fails.set()
+    await running.until(lambda: worker.started == 2 and running.is_ready())
+    assert [record() is None for record in worker.records] == [True, True, False, False]
     await running.stopped()
 
 

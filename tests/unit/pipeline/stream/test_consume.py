@@ -4,11 +4,14 @@ broker."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import faust
 import pytest
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 from faust.types import TP
@@ -212,3 +215,28 @@ async def test_a_commit_that_began_before_an_offset_was_taken_back_does_not_undo
     commits.lock.release()
     assert await late
     assert commits.committed == dict.fromkeys(PARTITIONS[1:], 5)
+
+
+async def test_a_consumption_that_has_ended_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of several workers one that fails is made again, and its predecessors, with all records that they
+    had read, stayed in memory."""
+
+    async def nothing(*_: object) -> None: ...
+
+    async def drain(consumption: Consumption) -> None:
+        await consumption._lanes.stop(within_seconds=5)
+
+    monkeypatch.setattr(faust.App, "start", nothing)
+    monkeypatch.setattr(faust.App, "stop", nothing)
+    monkeypatch.setattr(Consumption, "drain", drain)
+    settings, unused = StreamSettings(lanes=2), cast("Any", None)
+    consumption = Consumption(
+        Stage(random.Random()), kafka=KafkaSettings(), stream=settings, metrics=Metrics(), pool=unused
+    )
+    async with consumption.running():
+        pass
+    kept = weakref.ref(consumption)
+    del consumption
+    await asyncio.sleep(0)  # the callbacks of its tasks
+    gc.collect()
+    assert kept() is None
