@@ -16,6 +16,8 @@ from pipeline.core.normalise import normalise
 _SHOWN_HEADERS = ("From", "To", "Cc", "Date")
 _ENCRYPTED = frozenset({"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"})
 """PGP/MIME (RFC 3156) and S/MIME (RFC 8551)."""
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What the library raises for a damaged header; the last one for a date of very many digits."""
 MAX_HEADER_CHARACTERS = 2_000
 MAX_ATTACHMENTS = 1_000
 
@@ -45,7 +47,7 @@ def _header(message: EmailMessage, name: str) -> str:
     """Return a header's value, or "" if it is damaged: the parser raises errors only when a header is read."""
     try:
         value = str(message.get(name, ""))
-    except (ValueError, IndexError, TypeError, AttributeError, LookupError):
+    except _DAMAGED:
         return ""
     return " ".join(value.split())[:MAX_HEADER_CHARACTERS]
 
@@ -54,7 +56,7 @@ def _date(message: EmailMessage) -> datetime | None:
     try:
         header = message.get("Date")
         return header.datetime if isinstance(header, DateHeader) else None
-    except (ValueError, IndexError, TypeError, AttributeError):
+    except _DAMAGED:
         return None
 
 

@@ -16,6 +16,8 @@ from pptx import Presentation
 from pptx.util import Inches
 
 from connectors.extraction import sandbox
+from connectors.extraction.mail import read_mail
+from connectors.extraction.settings import ExtractionSettings
 from connectors.folder.content import read
 from tests.support.connectors.extraction_kit import SMALL, Extract, saved
 from tests.support.connectors.hostile_office import plain_docx, repacked
@@ -53,11 +55,17 @@ async def test_docx_headings_lists_and_tables_become_markdown(extract: Extract) 
 
 async def test_docx_without_styles_of_its_own_is_read(extract: Extract) -> None:
     """The library opened a file of default styles, which the confinement refused: the document counted as damaged."""
-    kept = ("[Content_Types].xml", "_rels/.rels", "word/document.xml")
+    kept = ("[Content_Types].xml", "word/document.xml")
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+    relationships = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f'<Relationship Id="a" Type="{office}" Target="word/document.xml"/></Relationships>'
+    )
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(plain_docx())) as archive, zipfile.ZipFile(made, "w") as bare:
         for name in kept:
             bare.writestr(name, archive.read(name))
+        bare.writestr("_rels/.rels", relationships)
     assert (await extract("a.docx", made.getvalue())).text == "Harmless words.\n"
 
 
@@ -155,6 +163,15 @@ async def test_eml_headers_body_and_attachment_names_become_markdown(extract: Ex
     html["Subject"] = "s"
     html.set_content("<h2>Plan</h2><p style='display:none'>HIDDEN</p><p>Go</p>", subtype="html")
     assert (await extract("mail", bytes(html), media_type="message/rfc822")).text == "# s\n\n## Plan\n\nGo\n"
+
+
+def test_a_mail_whose_date_is_damaged_is_read() -> None:
+    """One of very many digits made the whole mail count as damaged."""
+    for date_ in (b"Mon, 99999999999999999999 Jan 2024 00:00:00 +0000", b"Mon, 01 Jan 2024 99:99:99 +9999", b"soon"):
+        result = read_mail(b"Subject: s\nDate: " + date_ + b"\n\nbody\n", ExtractionSettings().limits())
+        assert result.text.startswith("# s\n")
+        assert result.text.endswith("body\n")
+        assert "sent_at" not in result.metadata
 
 
 async def test_text_is_read_without_a_process_and_by_its_media_type_if_the_name_has_no_suffix(
