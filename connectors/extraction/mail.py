@@ -17,7 +17,7 @@ _SHOWN_HEADERS = ("From", "To", "Cc", "Date")
 _ENCRYPTED = frozenset({"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"})
 """PGP/MIME (RFC 3156) and S/MIME (RFC 8551)."""
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What the library raises for a damaged header; the last one for a date of very many digits."""
+"""The errors of the library for a damaged header; the last one is for a date of very many digits."""
 MAX_HEADER_CHARACTERS = 2_000
 MAX_ATTACHMENTS = 1_000
 

@@ -149,9 +149,15 @@ async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await stop.wait()
-        # A worker freezes what there is when it has started, and this would be kept although the worker has ended.
-        gc.unfreeze()
-        gc.collect()
+        if not stop.is_set():
+            _collect_garbage()
+
+
+def _collect_garbage() -> None:
+    """Free what a worker that has ended has left behind. It froze all objects when it had started, and the next start
+    freezes what is not collected by then."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def _end_anyway(name: str) -> None:

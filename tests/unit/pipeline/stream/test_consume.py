@@ -217,7 +217,7 @@ async def test_a_commit_that_began_before_an_offset_was_taken_back_does_not_undo
     assert commits.committed == dict.fromkeys(PARTITIONS[1:], 5)
 
 
-async def test_a_consumption_that_has_ended_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_memory_is_held_for_a_consumption_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of several workers one that fails is made again, and its predecessors, with all records that they
     had read, stayed in memory."""
 
@@ -235,8 +235,8 @@ async def test_a_consumption_that_has_ended_is_not_kept(monkeypatch: pytest.Monk
     )
     async with consumption.running():
         pass
-    kept = weakref.ref(consumption)
+    ended = weakref.ref(consumption)
     del consumption
     await asyncio.sleep(0)  # the callbacks of its tasks
     gc.collect()
-    assert kept() is None
+    assert ended() is None
