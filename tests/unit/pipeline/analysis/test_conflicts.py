@@ -40,11 +40,11 @@ async def test_a_tenant_whose_documents_come_again_and_again_stops_no_comparison
 
     monkeypatch.setattr(conflicts, "monotonic", lambda: clock)
 
-    async def is_above(*_: object) -> bool:
+    async def is_missed(*_: object) -> bool:
         return False
 
     monkeypatch.setattr(work, "pending", pending)
-    monkeypatch.setattr(graph, "is_above", is_above)
+    monkeypatch.setattr(graph, "is_missed", is_missed)
     monkeypatch.setattr(conflicts, "asyncio", SimpleNamespace(sleep=sleep))
     services: Any = SimpleNamespace(
         pool=Pool(), settings=SimpleNamespace(kafka=KafkaSettings()), metrics=None, producer=None
@@ -66,8 +66,8 @@ async def test_comparisons_wait_for_a_graph_no_longer_than_until_somebody_is_ale
     async def nothing(*_: object, **__: object) -> int:
         return 0
 
-    async def is_above(*_: object) -> bool:
-        return True
+    async def rows(*_: object, most: int) -> int:
+        return most
 
     async def graphs(*_: object) -> dict[str, object]:
         return {}
@@ -78,7 +78,7 @@ async def test_comparisons_wait_for_a_graph_no_longer_than_until_somebody_is_ale
 
     monkeypatch.setattr(conflicts, "monotonic", lambda: clock)
     monkeypatch.setattr(work, "pending", nothing)
-    monkeypatch.setattr(graph, "is_above", is_above)
+    monkeypatch.setattr(graph, "rows", rows)
     monkeypatch.setattr(graph, "graphs", graphs)
     monkeypatch.setattr(conflicts, "asyncio", SimpleNamespace(sleep=sleep))
     services: Any = SimpleNamespace(
