@@ -20,6 +20,10 @@ NEXT_FILE_SECONDS = 1.0
 """How long a thread that has read a file waits for the next one of the same reader, before it begins one of somebody
 who has used more. Sources that read one file after the other would have one read for each slow one of others."""
 
+MOST_SAVED_SECONDS = 60.0
+"""How far somebody who has a file read at any time may fall behind the others. Without a limit, one file after the
+other on one of many threads would save up hours, in which nobody else would then be served."""
+
 reader: ContextVar[str] = ContextVar("reader", default="")
 """For whom files are read: an instance of a connector."""
 
@@ -35,7 +39,7 @@ class Turns:
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         self._used: dict[str, float] = {}
         """Seconds that the finished jobs of each took. Whoever returns begins with what the last one had used whose
-        turn it was: nobody saves time up."""
+        turn it was, and whoever has a job running with little less: nobody saves much time up."""
         self._began: dict[str, list[float]] = {}
         """When the jobs of each began that are running."""
         self._latest = 0.0
@@ -44,8 +48,10 @@ class Turns:
         """Run a job in a thread, when it is the turn of its ``reader``."""
         name, future = reader.get(), Future[T]()
         with self._lock:
-            if name not in self._waiting and not self._began.get(name):
-                self._used[name] = max(self._used.get(name, 0.0), self._latest)
+            self._used.setdefault(name, 0.0)
+            if name not in self._waiting:
+                least = self._latest - (MOST_SAVED_SECONDS if self._began.get(name) else 0.0)
+                self._used[name] += max(0.0, least - self._seconds(name))
             self._waiting.setdefault(name, deque()).append((future, job))
             self._lock.notify_all()
         self._threads.submit(self._run_next)

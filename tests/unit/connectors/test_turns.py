@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
@@ -77,6 +78,45 @@ def test_who_reads_one_file_after_the_other_waits_for_a_single_slow_one() -> Non
     files._begin.set()
     assert done.wait(20)
     assert files.order[:11].count("quick") == 10
+
+
+def test_who_always_has_a_file_read_saves_no_hours_up() -> None:
+    """On one of four threads it used a third of what the other did, and would then have been served alone."""
+    now, order = 0.0, list[str]()
+
+    def advance() -> None:
+        nonlocal now
+        now += 90.0
+
+    turns, together = Turns(4, clock=lambda: now), threading.Barrier(3, advance)
+    ends, begins, begun = threading.Event(), threading.Event(), threading.Barrier(4)
+
+    def submit(name: str, job: Callable[[], object]) -> Future[None]:
+        def inside() -> Future[None]:
+            reader.set(name)
+            return turns.submit(lambda: job() and None)
+
+        return copy_context().run(inside)
+
+    def read(name: str) -> None:
+        nonlocal now
+        while turns._began["busy"] and name == "steady":
+            time.sleep(0.001)  # else what is just ending would be charged for this one
+        order.append(name)
+        now += 1.0
+
+    waiting = [submit("steady", lambda: ends.wait(20))]
+    for future in [submit("busy", lambda: together.wait(20)) for _ in range(300)]:
+        future.result(timeout=20)
+    waiting += [submit("busy", lambda: (begun.wait(20), begins.wait(20))) for _ in range(3)]
+    begun.wait(20)
+    waiting += [submit("steady", lambda: read("steady")) for _ in range(200)]
+    waiting += [submit("busy", lambda: read("busy"))]
+    begins.set()
+    for future in waiting[1:]:
+        future.result(timeout=20)
+    ends.set()
+    assert order.index("busy") < 100
 
 
 def test_nobody_saves_time_up() -> None:
