@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import faust
 import pytest
+from aiokafka.errors import KafkaConnectionError
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 from faust.types import TP
 
@@ -240,3 +241,32 @@ async def test_no_memory_is_held_for_a_consumption_that_has_ended(monkeypatch: p
     await asyncio.sleep(0)  # the callbacks of its tasks
     gc.collect()
     assert ended() is None
+
+
+async def test_no_memory_is_held_for_a_consumption_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Kafka was away, each attempt to start a worker again left a consumption with its tasks in memory."""
+
+    async def fail(_: object) -> None:
+        raise KafkaConnectionError
+
+    stopped: list[None] = []
+
+    async def stop(_: object) -> None:
+        stopped.append(None)
+
+    monkeypatch.setattr(faust.App, "start", fail)
+    monkeypatch.setattr(faust.App, "stop", stop)
+    tasks, settings, unused = len(asyncio.all_tasks()), StreamSettings(lanes=2), cast("Any", None)
+    consumption = Consumption(
+        Stage(random.Random()), kafka=KafkaSettings(), stream=settings, metrics=Metrics(), pool=unused
+    )
+    with pytest.raises(KafkaConnectionError):
+        async with consumption.running():
+            pass
+    ended = weakref.ref(consumption)
+    del consumption
+    await asyncio.sleep(0)  # the callbacks of its tasks
+    gc.collect()
+    assert ended() is None
+    assert len(asyncio.all_tasks()) == tasks
+    assert stopped
