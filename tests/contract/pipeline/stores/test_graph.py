@@ -272,6 +272,34 @@ async def test_a_first_load_is_searched_exactly_until_its_graph_is_built(
     assert (await nearest(library)) == (exact, "graph")
 
 
+async def test_a_first_graph_waits_until_nothing_has_been_pending_for_a_while(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(keeping, "monotonic", lambda: now)
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
+    monkeypatch.setattr(deciding, "QUIET_SECONDS", 5.0)
+    await library.put(*pages(20))
+    await library.execute("DROP INDEX chunks_g1_hnsw")
+    async with open_keeper(library) as keeper:
+        await keeper.rest()
+        assert await names(library) == {}, "the next changes may follow at once"
+        now += 4
+        await library.accept(*pages(1, first=40))
+        await keeper.rest()
+        now += 4
+        await keeper.rest()
+        assert await names(library) == {}, "a document waits for its stores"
+        await library.execute("UPDATE index_state SET seq = want_seq")
+        await keeper.rest()
+        now += 4
+        await keeper.rest()
+        assert await names(library) == {}
+        now += 1
+        assert await keeper.turn()
+    assert "chunks_g1_hnsw" in await names(library)
+
+
 async def test_the_graph_of_a_first_load_waits_until_the_table_stops_growing(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
