@@ -43,13 +43,14 @@ PAGE = 50
 POLL_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, SEARCH_SECONDS = 1.0, 5.0, 2.0, 0.25
 MAX_PROBE_SECONDS, LAST_SECONDS = 60.0, 120.0
 
-_SETTLED = """
+SETTLED = """
     SELECT d.external_id, d.version, extract(epoch FROM v.settled_at)::float, extract(epoch FROM k.settled_at)::float
     FROM documents d
     JOIN index_state v ON v.document_id = d.id AND v.store = 'vectors'
     JOIN index_state k ON k.document_id = d.id AND k.store = 'keywords'
     WHERE d.tenant = %s AND d.source = %s AND v.seq >= v.want_seq AND k.seq >= k.want_seq AND d.external_id = ANY(%s)
 """
+"""Selects what both stores have of a tenant, a source and external ids: version, and when each store had it."""
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Load:
         ) as connection:
             while True:
                 names = list(self.waiting)
-                cursor = await connection.execute(_SETTLED.encode(), [self.tenant, self.source, names])
+                cursor = await connection.execute(SETTLED.encode(), [self.tenant, self.source, names])
                 for name, version, vectors, keywords in await cursor.fetchall():
                     # A version is newer than its edit's note, so it includes all edits noted before.
                     for noted, when in self.waiting.pop(name):

@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from rich.console import Console
@@ -26,7 +27,7 @@ from rich.table import Table
 
 from bench import processors
 from bench.prose import WORDS_A_CHUNK, text
-from bench.running import Running, machine, started
+from bench.running import PENSTOCK, Running, machine, started
 
 RESULTS = Path(__file__).parent / "results" / "ingest.json"
 CHUNKS = 9
@@ -51,6 +52,11 @@ class Run(Running):
         began = time.perf_counter()
         report = self.penstock("ingest", str(self.library), "--acl", "staff", "--wait")
         return {**report, "whole_s": round(time.perf_counter() - began, 2)}
+
+    def watch(self, output: IO[str]) -> subprocess.Popen[bytes]:
+        """Start ``penstock watch`` on the library. The caller ends it."""
+        argv = [PENSTOCK, "watch", str(self.library), "--acl", "staff"]
+        return subprocess.Popen(argv, env=self.environment, stdout=output, stderr=output)
 
     def workers_and_servers(self) -> dict[str, int]:
         """Return the pid of each worker and server by name."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +20,11 @@ from typing import Any
 import psycopg
 from rich.console import Console
 
+from bench.freshness import SETTLED
 from bench.ingest import CHUNKS, Run, edit, write
 from bench.prose import WORDS_A_CHUNK, text
-from bench.running import PENSTOCK, machine, spread, started
+from bench.running import machine, spread, started
+from pipeline.core.identity import INGESTED
 
 RESULTS = Path(__file__).parent / "results" / "watched.json"
 PAUSE_SECONDS = (0.5, 1.5)
@@ -31,23 +32,14 @@ PAUSE_SECONDS = (0.5, 1.5)
 POLL_SECONDS, LAST_SECONDS = 0.01, 30.0
 WARM_EDITS = 5
 """Edits before those that count."""
-_STATE = """
-    SELECT d.version, extract(epoch FROM v.settled_at)::float, extract(epoch FROM k.settled_at)::float
-    FROM documents d
-    JOIN index_state v ON v.document_id = d.id AND v.store = 'vectors'
-    JOIN index_state k ON k.document_id = d.id AND k.store = 'keywords'
-    WHERE d.external_id = %s AND v.seq >= v.want_seq AND k.seq >= k.want_seq
-"""
 console = Console(highlight=False)
 
 
 @contextmanager
 def watching(run: Run) -> Iterator[None]:
     """Run ``penstock watch`` on the library while the block runs."""
-    log = run.folder / "watch.log"
-    with log.open("w") as output:
-        argv = [PENSTOCK, "watch", str(run.library), "--acl", "staff"]
-        process = subprocess.Popen(argv, env=run.environment, stdout=output, stderr=output)
+    with (run.folder / "watch.log").open("w") as output:
+        process = run.watch(output)
     try:
         marker = run.library / "watched.md"
         with psycopg.connect(run.endpoint("postgres", "dsn"), autocommit=True) as connection:
@@ -69,11 +61,11 @@ def measure(run: Run, documents: int, edits: int) -> dict[str, Any]:
     with watching(run), psycopg.connect(run.endpoint("postgres", "dsn"), autocommit=True) as connection:
         for number in range(WARM_EDITS + edits):
             path = run.library / f"{drawn.randrange(documents):05}.md"
-            row = connection.execute(_STATE, [str(path.resolve())]).fetchone()
-            assert row is not None
+            state = _state(connection, path)
+            assert state is not None
             began = time.time()
             edit(path, f"spillway{number}")
-            vectors, keywords = (at - began for at in _settled(connection, path, row[0]))
+            vectors, keywords = (at - began for at in _settled(connection, path, state[0]))
             if number >= WARM_EDITS:
                 times["vectors"].append(vectors)
                 times["keywords"].append(keywords)
@@ -82,13 +74,19 @@ def measure(run: Run, documents: int, edits: int) -> dict[str, Any]:
     return {name: spread(values) for name, values in times.items()}
 
 
+def _state(connection: psycopg.Connection[Any], path: Path) -> tuple[int, float, float] | None:
+    """Return the version that both stores have, and when each of them had it."""
+    row = connection.execute(SETTLED, ["default", INGESTED, [str(path.resolve())]]).fetchone()
+    return None if row is None else row[1:]
+
+
 def _settled(connection: psycopg.Connection[Any], path: Path, version: int) -> tuple[float, float]:
     """Wait until both stores have a newer version. Return when each of them had it."""
     deadline = time.monotonic() + LAST_SECONDS
     while time.monotonic() < deadline:
-        row = connection.execute(_STATE, [str(path.resolve())]).fetchone()
-        if row is not None and row[0] > version:
-            return float(row[1]), float(row[2])
+        state = _state(connection, path)
+        if state is not None and state[0] > version:
+            return state[1:]
         time.sleep(POLL_SECONDS)
     raise SystemExit(f"{path.name} was not searchable {LAST_SECONDS:.0f} s after it had changed")
 

@@ -89,8 +89,7 @@ class Watcher:
         changed = time.perf_counter()
         if self._process is None:
             began = changed
-            argv = [PENSTOCK, "watch", str(self._run.library), "--acl", "staff"]
-            self._process = subprocess.Popen(argv, env=self._run.environment, stdout=sys.stderr)
+            self._process = self._run.watch(sys.stderr)
         with psycopg.connect(self._run.endpoint("postgres", "dsn"), autocommit=True) as connection:
             seen: object = None
             while time.perf_counter() - changed < IDLE_SECONDS:

@@ -88,9 +88,8 @@ class SegmentMerger:
     async def run(self) -> BaseException:
         """Look and merge until cancelled. A look that fails is followed by the next."""
         while True:
-            await asyncio.sleep(
-                self._interval
-            )  # first: Elasticsearch may have begun to start together with this worker
+            # First, because Elasticsearch may have begun to start together with this worker.
+            await asyncio.sleep(self._interval)
             try:
                 await self.look()
             except PenstockError as error:
