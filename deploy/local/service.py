@@ -8,8 +8,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from random import SystemRandom
 from typing import Protocol
@@ -124,13 +126,20 @@ class Server(Protocol):
 
 
 def free_port(taken: frozenset[int] = frozenset()) -> int:
-    """A port nobody listens on. Raises Misconfigured when there is none."""
-    random = SystemRandom()
-    for _ in range(200):
-        port = random.choice(PORT_RANGE)
+    """A port nobody listens on, and never the same one twice in a row: a server that was started a moment ago does not
+    listen yet. Raises Misconfigured when there is none."""
+    for port in islice(_candidates(), len(PORT_RANGE)):
         if port not in taken and is_free(port):
             return port
     raise Misconfigured(f"no free port found between {PORT_RANGE.start} and {PORT_RANGE.stop}")
+
+
+@cache
+def _candidates() -> Iterator[int]:
+    """All ports of the range over and over, in an order of this process's own."""
+    ports = list(PORT_RANGE)
+    SystemRandom().shuffle(ports)
+    return cycle(ports)
 
 
 def is_free(port: int) -> bool:

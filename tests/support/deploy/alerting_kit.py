@@ -15,8 +15,9 @@ import httpx
 from deploy.alertmanager.config import config
 from deploy.alertmanager.settings import AlertingSettings
 from deploy.local import prometheus
+from deploy.local.service import free_port
 from tests.fakes.notifications import FakeReceiver
-from tests.support.deploy.prometheus_kit import FASTER, UNITS, free_port, started
+from tests.support.deploy.prometheus_kit import FASTER, UNITS, started
 
 SHORTEST_SECONDS = 2
 """The shortest interval of Alertmanager here. It is longer than the tests' Prometheus needs to evaluate its rules once,

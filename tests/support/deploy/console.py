@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import drill
+from deploy.local.service import free_port
 from tests.support.space import PROJECT
 
 EVENTUALLY_SECONDS = 120.0
@@ -43,10 +43,7 @@ def clean_environment(home: Path) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTEST_", "PYTHON"))
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(port), "TERM": "dumb", "COLUMNS": "160"}
+    return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(free_port()), "TERM": "dumb", "COLUMNS": "160"}
 
 
 def commands(guide: str) -> list[Command]:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import math
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from deploy.local import prometheus
+from deploy.local.service import free_port
 from deploy.local.stack import Stack
 from deploy.prometheus.targets import JOB
 from pipeline.runtime.home import DEVELOPMENT_FILE
@@ -64,12 +64,6 @@ def faster(rules: str) -> str:
     return re.sub(
         r"(_seconds.*) > (\d{2,})$", lambda m: f"{m[1]} > {max(LEAST_AGE, int(m[2]) // FASTER)}", rules, flags=re.M
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from connectors.extraction import ExtractionSettings, remote, sandbox, service
 from connectors.uploads.store import Properties, Upload
+from deploy.local.service import free_port
 from tests.support.connectors.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
 from tests.support.connectors.uploads_kit import KEYS, Office, an_office, is_newer, search, upserts, word_file
 from tests.support.space import KEY_ENDS, Space
@@ -214,8 +214,7 @@ async def test_the_connectors_worker_accepts_uploads_and_shows_unreadable_ones_i
         '[connector.files]\nkind = "uploads"\ntenant = "acme"\n'
         f'[key.intranet]\nexpires = {KEY_ENDS}\nsha256 = "{KEYS["acme"].sha256}"\ntenant = "acme"\nmay = ["uploads"]\n'
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     space.environment |= {"PENSTOCK_CONNECTORS_FILE": str(declared), "PENSTOCK_CONNECTORS_HTTP_PORT": str(port)}
     space.start("connectors")
     headers = {"authorization": "Bearer key-acme"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,17 @@ import pytest
 from deploy.local import dist, fetch, postgres
 from deploy.local.kafka import _cluster_id, _escaped
 from deploy.local.ports import Ports
-from deploy.local.service import HOST, PORT_RANGE, LocalSettings, Place, free_port, is_free, java_command, reason
+from deploy.local.service import (
+    HOST,
+    PORT_RANGE,
+    LocalSettings,
+    Place,
+    _candidates,
+    free_port,
+    is_free,
+    java_command,
+    reason,
+)
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
 
@@ -68,11 +79,25 @@ def test_a_malformed_ports_file_is_ignored(tmp_path: Path) -> None:
     assert set(Ports(tmp_path, LocalSettings()).assign(["postgres"])) == {"postgres"}
 
 
-def test_a_free_port_is_not_one_already_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def two_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("deploy.local.service.PORT_RANGE", range(31_000, 31_002))
+    _candidates.cache_clear()
+    yield
+    _candidates.cache_clear()
+
+
+@pytest.mark.usefixtures("two_ports")
+def test_a_free_port_is_not_one_already_assigned() -> None:
     assert free_port(taken=frozenset({31_000})) == 31_001
     with pytest.raises(Misconfigured, match="no free port"):
         free_port(taken=frozenset({31_000, 31_001}))
+
+
+@pytest.mark.usefixtures("two_ports")
+def test_two_servers_that_do_not_listen_yet_get_two_ports() -> None:
+    for _ in range(10):
+        assert {free_port(), free_port()} == {31_000, 31_001}
 
 
 def test_paths_are_escaped_for_kafkas_properties() -> None:
