@@ -29,12 +29,9 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.producer import Producer
 from pipeline.observability.metrics import Metrics
 from pipeline.observability.traced_http import Traced
-from pipeline.runtime.http_server import KeyedLimit, address_key
+from pipeline.runtime.http_server import BodyShare, KeyedLimit, address_key
 
 RETRY_AFTER_SECONDS = 5
-UNCOUNTED_BYTES = 32 * 1024
-"""The beginning of each body, which needs no room among the others: most events are no longer, so that a few large and
-slow bodies of a stranger refuse none of them. The number of connections bounds these bytes."""
 
 
 class BodyRefused(Exception):
@@ -47,8 +44,8 @@ class BodyRefused(Exception):
 
 
 class Bodies:
-    """Reads the bodies of requests on one event loop. Law: the bytes in memory beyond the first UNCOUNTED_BYTES of each
-    body never exceed the limits, whatever the requests declare."""
+    """Reads the bodies of requests on one event loop. Law: the bytes in memory beyond the first UNCOUNTED_BODY_BYTES of
+    each body never exceed the limits, whatever the requests declare."""
 
     def __init__(self, shares: KeyedLimit, on_full: Callable[[], None]) -> None:
         """shares: bytes in all and for each key. on_full: called for each request that they refuse."""
@@ -65,25 +62,22 @@ class Bodies:
         if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
             raise BodyRefused(413, f"a request has at most {most} bytes")
         body = bytearray()
-        taken = 0  # of the shares
+        share = BodyShare(self._shares, key)
         try:
             try:
                 async with asyncio.timeout(seconds):
                     async for part in request.stream():
                         if len(body) + len(part) > most:
                             raise BodyRefused(413, f"a request has at most {most} bytes")
-                        counted = max(0, len(body) + len(part) - UNCOUNTED_BYTES) - taken
-                        if self._shares.lacks(key, counted) is not None:
+                        if share.grow(len(body) + len(part)) is not None:
                             self._on_full()
                             raise BodyRefused(503, "too many requests at once: retry shortly")
-                        self._shares.take(key, counted)
-                        taken += counted
                         body += part
             except TimeoutError as error:
                 raise BodyRefused(408, f"the request did not arrive within {seconds:g} s") from error
             yield bytes(body)
         finally:
-            self._shares.give(key, taken)
+            share.release()
 
 
 SCHEME = "bearer "

@@ -61,6 +61,9 @@ never reads the response."""
 MAX_UNREAD_BYTES, MAX_UNREAD_BYTES_PER_ADDRESS = 128 * 1024 * 1024, 64 * 1024 * 1024
 """The memory for what clients have not read yet of their responses. Each may take its time, as long as these are not
 exceeded: then the response that began first is cut off, of all those of the address that has most."""
+UNCOUNTED_BODY_BYTES = 32 * 1024
+"""The beginning of each body, which takes nothing of the memory for bodies: most bodies are no longer, so that a few
+callers with large, slow ones keep nobody else out. The number of connections bounds these bytes."""
 RETRY_SECONDS = 2
 ENDED = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined] # it is documented
 """A client's states after its request: the second, if that proposed another protocol (``Upgrade``, CONNECT)."""
@@ -94,6 +97,26 @@ class KeyedLimit:
             self._by_key[key] -= amount
             if not self._by_key[key]:
                 del self._by_key[key]
+
+
+class BodyShare:
+    """The share of one request's body in the memory for all bodies: its bytes beyond the first UNCOUNTED_BODY_BYTES."""
+
+    def __init__(self, bodies: KeyedLimit, key: str) -> None:
+        self._bodies, self._key = bodies, key
+        self._taken_bytes = 0
+
+    def grow(self, total_bytes: int) -> Literal["connections", "address"] | None:
+        """Take what a body of so many bytes needs. Returns the exceeded limit, if nothing was taken."""
+        amount = max(0, total_bytes - UNCOUNTED_BODY_BYTES) - self._taken_bytes
+        if (lacking := self._bodies.lacks(self._key, amount)) is None:
+            self._bodies.take(self._key, amount)
+            self._taken_bytes += amount
+        return lacking
+
+    def release(self) -> None:
+        self._bodies.give(self._key, self._taken_bytes)
+        self._taken_bytes = 0
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.core.errors import PenstockError, Retryable
-from pipeline.runtime.http_server import PROBES, KeyedLimit
+from pipeline.runtime.http_server import PROBES, BodyShare, KeyedLimit
 from query import problems
 from query.auth.authenticator import LOOPBACK_NAMES, Authenticator, host_name
 from query.auth.identity import Identity
@@ -49,9 +49,6 @@ SECURITY_HEADERS = {
 MAX_BODIES_BYTES, MAX_TENANT_BODIES_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """The memory for the bodies of all running and waiting requests. Without it, each caller could send as many bodies at
 once as its rate limit permits. It is raised if necessary, so that a few bodies of maximum size always fit."""
-UNCOUNTED_BODY_BYTES = 16 * 1024
-"""The beginning of each body, which takes nothing of this memory: most bodies are no longer, so that a few callers with
-large, slow ones keep nobody else out. The number of connections bounds these bytes."""
 MAX_DISCARDED_BODIES = 16
 """How many times the maximum size of a body is read and discarded, so that the client reads the refusal."""
 QUIET = PROBES | {"/metrics"}
@@ -82,32 +79,6 @@ class _Exchange:
             return "ok"
         outcomes = {401: "unauthorized", 429: "limited", 500: "failed", 503: "unavailable", 504: "unavailable"}
         return outcomes.get(self.status, "refused" if self.status < 500 else "failed")
-
-
-class _BodyMemory:
-    """The share of one request's body in the memory for all bodies."""
-
-    def __init__(self, bodies: KeyedLimit, tenant: str, metrics: QueryMetrics) -> None:
-        self._bodies, self._tenant, self._metrics = bodies, tenant, metrics
-        self._reserved_bytes = 0
-
-    def reserve(self, total: int) -> None:
-        """Reserve what a body of so many bytes takes. Raises Problem (429, 503) if the memory for bodies is full."""
-        size = max(0, total - UNCOUNTED_BODY_BYTES) - self._reserved_bytes
-        lacking = self._bodies.lacks(self._tenant, size)
-        if lacking is not None:
-            self._metrics.shed.labels("memory").inc()
-            kind: problems.Kind = "over-share" if lacking == "address" else "busy"
-            whose = "of this tenant " if lacking == "address" else ""
-            raise Problem(
-                kind, f"request bodies {whose}exceed their memory limit: retry shortly", headers={"Retry-After": "1"}
-            )
-        self._bodies.take(self._tenant, size)
-        self._reserved_bytes += size
-
-    def release(self) -> None:
-        self._bodies.give(self._tenant, self._reserved_bytes)
-        self._reserved_bytes = 0
 
 
 class Gate:
@@ -189,10 +160,10 @@ class Gate:
         self._limits.count(exchange.identity)
         kind = kind_of(scope["path"])
         account = await self._meter.admit(exchange.identity, kind)
-        memory = _BodyMemory(self._bodies, exchange.identity.tenant, self._metrics)
+        share = BodyShare(self._bodies, exchange.identity.tenant)
         try:
             with self._limits.place(exchange.identity):
-                body = await self._body(headers, receive, memory)
+                body = await self._body(headers, receive, share)
                 async with self._limits.slot(exchange.identity, kind) as slot:
                     scope["state"]["slot"] = slot
                     scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
@@ -202,7 +173,7 @@ class Gate:
             account.close(refund=True)
             raise
         finally:
-            memory.release()
+            share.release()
             account.close()
 
     @asynccontextmanager
@@ -219,7 +190,7 @@ class Gate:
         finally:
             account.close()
 
-    async def _body(self, headers: Headers, receive: Receive, memory: _BodyMemory) -> bytes:
+    async def _body(self, headers: Headers, receive: Receive, share: BodyShare) -> bytes:
         """The whole body. Raises Problem (408, 413, 429, 503) or _ClientLeft."""
         max_bytes = self._settings.max_body_bytes
         declared = headers.get("content-length", "0")
@@ -237,7 +208,9 @@ class Gate:
                         body.clear()
                         discarded += len(part)
                     else:
-                        memory.reserve(len(body) + len(part))
+                        if (exceeded := share.grow(len(body) + len(part))) is not None:
+                            self._metrics.shed.labels("memory").inc()
+                            raise _over_memory(is_tenants=exceeded == "address")
                         body += part
                     is_over = not message.get("more_body", False)
                     # A client whose connection closes while it sends never reads the reason: discard some of the rest.
@@ -307,6 +280,13 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _over_memory(*, is_tenants: bool) -> Problem:
+    kind: problems.Kind = "over-share" if is_tenants else "busy"
+    whose = "of this tenant " if is_tenants else ""
+    detail = f"request bodies {whose}exceed their memory limit: retry shortly"
+    return Problem(kind, detail, headers={"Retry-After": "1"})
 
 
 def _is_guarded(path: str) -> bool:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 import connectors.http
-from connectors.http import MAX_EVENT_BYTES, PORT, UNCOUNTED_BYTES, Parts, app
+from connectors.http import MAX_EVENT_BYTES, PORT, Parts, app
 from connectors.source import Reaction, Refused, Request
 from pipeline.observability.metrics import Metrics
-from pipeline.runtime.http_server import served
+from pipeline.runtime.http_server import UNCOUNTED_BODY_BYTES, served
 from pipeline.runtime.settings import PortSettings
 
 LONG = 60.0
@@ -72,14 +72,14 @@ async def test_event_bodies_in_transfer_hold_a_bounded_amount_of_memory(monkeypa
         assert answered.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 5" in answered.lower()
         assert refused(metrics, "memory") == 1
-        small = await client.post("/v1/events/wiki", content=bytes(UNCOUNTED_BYTES), headers={"X-Signed": "yes"})
+        small = await client.post("/v1/events/wiki", content=bytes(UNCOUNTED_BODY_BYTES), headers={"X-Signed": "yes"})
         assert small.status_code == 200, "a small event needs no room"
         for _, writer in slow:
             writer.transport.abort()
         async with asyncio.timeout(LONG):
             while (await client.post("/v1/events/wiki", content=b"x" * 250_000)).status_code != 401:
                 await asyncio.sleep(0.01)
-        assert wiki.read == [UNCOUNTED_BYTES, 250_000]
+        assert wiki.read == [UNCOUNTED_BODY_BYTES, 250_000]
 
 
 async def test_an_event_body_that_arrives_too_slowly_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:

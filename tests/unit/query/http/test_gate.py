@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.runtime.http_server import UNCOUNTED_BODY_BYTES
 from query.auth.identity import Identity
-from query.http.gate import MAX_TENANT_BODIES_BYTES, UNCOUNTED_BODY_BYTES, Gate
+from query.http.gate import MAX_TENANT_BODIES_BYTES, Gate
 from query.limits.concurrency import Limits
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
