@@ -107,8 +107,9 @@ class SmallSource:
     page_documents: int = 20
     """The number of documents in one page of ``full``: at most 50."""
     reads_at_once: int = 4
-    """The number of calls of ``read`` that run concurrently within one ``fetch``, and the number of threads of
-    ``blocking``."""
+    """The number of calls of ``read`` that run concurrently within one ``fetch``."""
+    blocking_threads: int | None = None
+    """The number of threads of ``blocking``. None: one for each concurrent ``read``."""
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options, self.context = options, context
@@ -132,10 +133,11 @@ class SmallSource:
         raise NotImplementedError("a source implements list and read, or overrides slim, full and fetch")
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that blocks, such as one of a vendor's SDK, in one of ``reads_at_once`` threads. Set the
+        """Call a function that blocks, such as one of a vendor's SDK, in one of ``blocking_threads`` threads. Set the
         SDK's own timeout: a thread that waits cannot be ended."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.reads_at_once, thread_name_prefix=self.context.name)
+            threads = self.blocking_threads or self.reads_at_once
+            self._threads = ThreadPoolExecutor(threads, thread_name_prefix=self.context.name)
         call = partial(copy_context().run, function, *args, **kwargs)  # texts are counted there, too (connectors.room)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 

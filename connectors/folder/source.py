@@ -7,7 +7,6 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -48,9 +47,6 @@ OVERLAP_NS = 4_000_000_000
 MAX_PROBLEMS = 100
 """As many problems are reported by ``check``."""
 LISTEN_SECONDS = 3_600.0
-THREADS = 8
-"""Threads of an instance, in which each of its activities reads or lists. They are its own: reading a file may take
-minutes, and a mount whose server is away does not answer at all."""
 
 
 class FolderSettings(ReadersOptions):
@@ -76,6 +72,9 @@ class Folder(SmallSource):
     metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
     reads_at_once = 1
     """The bytes of a file are in memory while it is read."""
+    blocking_threads = 8
+    """Each of its activities reads or lists in one: reading a file may take minutes, and a mount whose server is away
+    does not answer at all."""
     options: FolderSettings
 
     def __init__(self, options: FolderSettings, context: Context) -> None:
@@ -83,7 +82,6 @@ class Folder(SmallSource):
         self._rules = FolderOptions(acl_tags=options.acl_tags, required_tags=options.required_tags)
         self._roots = outermost(os.path.realpath(path) for path in options.paths)
         self._ids = Identities(context.folder / "files.sqlite")
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=context.name)
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:

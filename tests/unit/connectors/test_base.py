@@ -105,7 +105,7 @@ async def test_readers_of_the_settings_are_its_groups(tmp_path: Path) -> None:
 
 async def test_blocking_calls_run_in_a_bounded_number_of_threads(tmp_path: Path) -> None:
     source = service(tmp_path)
-    source.reads_at_once = 2
+    source.blocking_threads = 2
     both = threading.Barrier(2, timeout=10)
     names = set(await asyncio.gather(*(source.blocking(_thread, both) for _ in range(4))))
     assert len(names) == 2
