@@ -13,7 +13,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -320,29 +320,27 @@ class Consumption:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Consume inside the block. At its end, drain and stop."""
-        try:
-            self._lanes.start()
-            try:
-                await self.app.start()
-            except BaseException:
-                await self._lanes.stop(within_seconds=0)
-                with suppress(TimeoutError):  # it may wait for Kafka, and the reason is the first error
-                    async with asyncio.timeout(COMMIT_SECONDS):
-                        await self.app.stop()
-                raise
-            self._guard_task = asyncio.create_task(self._guard.run())
-            try:
-                yield
-            finally:
-                try:
-                    await self.drain()
-                finally:
-                    await cancel_and_wait([self._guard_task])
-                    await self.app.stop()
-        finally:
+        async with AsyncExitStack() as stack:
             # faust's signals belong to its class, and would hold this consumption for as long as the process runs.
-            self.app.on_partitions_revoked.disconnect(self._revoked)
-            self.app.on_partitions_assigned.disconnect(self._assigned)
+            stack.callback(self.app.on_partitions_revoked.disconnect, self._revoked)
+            stack.callback(self.app.on_partitions_assigned.disconnect, self._assigned)
+            await self._start()
+            stack.push_async_callback(self.app.stop)
+            self._guard_task = asyncio.create_task(self._guard.run())
+            stack.push_async_callback(cancel_and_wait, [self._guard_task])
+            stack.push_async_callback(self.drain)
+            yield
+
+    async def _start(self) -> None:
+        self._lanes.start()
+        try:
+            await self.app.start()
+        except BaseException:
+            await self._lanes.stop(within_seconds=0)
+            with suppress(TimeoutError):  # it may wait for Kafka, and the reason is the first error
+                async with asyncio.timeout(COMMIT_SECONDS):
+                    await self.app.stop()
+            raise
 
     async def drain(self) -> None:
         """Finish the batches in progress, start no other, and commit what is done. Repeats are harmless."""
