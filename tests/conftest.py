@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
+from deploy.local import service
 from deploy.local.elasticsearch import Elasticsearch
 from deploy.local.postgres import Postgres
 from deploy.local.service import SERIAL, Place
@@ -26,6 +27,11 @@ from tests.support.space import Space
 
 LOG_SHOWN = 6_000
 """Characters of each worker's log with a failure: where the machine is gone when it is read, there is nothing else."""
+
+_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_COUNT = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+service.PORT_RANGE = service.PORT_RANGE[_NUMBER::_COUNT]
+"""The share of this process of pytest: two of them would start servers on the same port at the same time."""
 
 settings.register_profile(
     "penstock", max_examples=portion(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
