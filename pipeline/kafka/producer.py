@@ -27,6 +27,9 @@ from topics.registry import INTAKE, MAX_MESSAGE_BYTES, Topic
 REQUEST_SECONDS = 30.0
 """How long ``send`` waits for room or for the topic's partitions."""
 CLOSE_SECONDS = 10.0
+LINGER_MS = 2
+"""How long a record waits for others of its partition. A change waits twice: its message, and then its hint. Under
+load, records gather while the request before theirs is answered."""
 TURN_BYTES = 256 * 1024
 """After a message of more, other tasks have a turn: it takes milliseconds to encode, and a caller may send hundreds."""
 
@@ -229,7 +232,7 @@ class Producer:
             bootstrap_servers=self._bootstrap,
             acks="all",
             enable_idempotence=False,  # docs/adr/0077-no-producer-ids.md
-            linger_ms=20,
+            linger_ms=LINGER_MS,
             max_batch_size=256 * 1024,
             max_request_size=MAX_MESSAGE_BYTES + 2**16,  # room for a dead letter's headers
             compression_type="zstd",

@@ -27,7 +27,7 @@ from pipeline.stream.attempts import Attempts, Batch, Item, Outcome
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch takes no more records when they have reached this size, so that a batch has at most one large document, and
 other documents wait for one only."""
-GATHER_SECONDS = 0.02
+GATHER_SECONDS = 0.01
 """How long the first record after a pause waits for others that were published with it."""
 PARK_AFTER_TRIES = 3
 """A single record that has failed this often is parked: the lane goes on with other records, and tries it in
