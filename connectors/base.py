@@ -239,7 +239,7 @@ class SmallSource:
         """Yield the members that the options name, if they are ReadersOptions."""
         members: Mapping[str, Sequence[str]] = {}
         if isinstance(self.options, ReadersOptions):
-            members = await asyncio.to_thread(self.options.members_by_tag)
+            members = await self.blocking(self.options.members_by_tag)
         for tag, names in sorted(members.items()):
             if tags is None or tag in tags:
                 yield Group(tag, names)

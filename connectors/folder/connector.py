@@ -6,17 +6,18 @@ Events of the operating system are hints about where to look; the state of the d
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
-from watchfiles import Change, awatch
 
 from connectors.clock import Clock
 from connectors.folder.access import FILE, is_skipped
@@ -43,13 +44,16 @@ __all__ = ["FolderConnector", "FolderOptions", "Problem", "Progress", "ScanRepor
 
 log = structlog.get_logger()
 
-QUIET_MS, DEBOUNCE_MS = 20, 400
-"""An editor saves a file by several events, which are handled together: until there was none for one to two times the
-former, and at most for the latter. Looking so often takes .2 % of a processor."""
+PROGRAM = (sys.executable, "-P", "-m", "connectors.folder.follow")
+START_SECONDS = 5.0
+"""How long a scan waits until folders are followed, so that it misses no change. A mount that does not answer takes
+longer."""
+END_SECONDS = 2.0
+MAX_LINE_BYTES = 1024 * 1024
 MAX_HINTS = 500
 """With more changed paths than this at once, a scan of everything is cheaper."""
 RESTART_SECONDS = 5.0
-"""Pause before a folder that could not be followed is followed again."""
+"""First pause before a folder that could not be followed is followed again."""
 RETRY_SECONDS = 10.0
 """Pause of ``watch`` while Kafka or Postgres is away."""
 
@@ -62,24 +66,26 @@ class Hints:
         self._changed: set[str] = set()
         self._everything = False
         self._has_changes = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._problems: list[Problem] = []
+        self._following: asyncio.Task[None] | None = None
+        self._not_yet: set[str] = set()
+        """Folders of which it is not known yet whether they can be followed."""
+        self._started = asyncio.Event()
+        self._problems: dict[str, Problem] = {}
+        """By folder."""
 
     async def __aenter__(self) -> Self:
-        folders = [root for root in self._roots if not os.path.isfile(root)]
-        parents = sorted({os.path.dirname(root) for root in self._roots if os.path.isfile(root)})
-        for watched, recursive in [(folder, True) for folder in folders] + [(parent, False) for parent in parents]:
-            self._tasks.append(asyncio.create_task(self._follow(watched, recursive)))
+        self._following = asyncio.create_task(self._follow())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await self._started.wait()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
 
     async def next(self, stop: asyncio.Event, within_seconds: float) -> list[tuple[str, str]] | None:
         """Return (root, target) of what changed, as soon as something changes; None: scan everything."""
@@ -101,7 +107,7 @@ class Hints:
 
     def problems(self) -> list[Problem]:
         """Return folders that cannot be followed at present."""
-        return list(self._problems)
+        return list(self._problems.values())
 
     def _targets(self, changed: set[str]) -> list[tuple[str, str]]:
         """A changed ``.penstock.toml`` concerns its whole folder; a path within another target is scanned with that."""
@@ -114,34 +120,57 @@ class Hints:
                     targets.append((root, target))
         return targets
 
-    async def _follow(self, watched: str, recursive: bool) -> None:
-        """Follow a folder, and start again when it vanishes or a limit of the system is reached. Until then scans find
-        the changes."""
-        while not self._stop.is_set():
-            problem: Problem | None = None
+    async def _follow(self) -> None:
+        """Read what ``connectors.folder.follow`` prints, and start it again when it ends. Until then scans find the
+        changes."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *PROGRAM,
+                str(RESTART_SECONDS),
+                *self._roots,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
+                limit=MAX_LINE_BYTES,
+                start_new_session=True,
+            )
             try:
-                async for changes in awatch(
-                    watched,
-                    watch_filter=self._concerns,
-                    recursive=recursive,
-                    debounce=DEBOUNCE_MS,
-                    step=QUIET_MS,
-                    stop_event=self._stop,
-                    ignore_permission_denied=True,
-                ):
-                    self._changed |= {path for _, path in changes}
-                    self._has_changes.set()
-            except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for what inotify refuses
-                problem = Problem(watched, "not_watched", f"its changes are found by scans only ({error})")
-                self._problems.append(problem)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RESTART_SECONDS):
-                    await self._stop.wait()
-            if problem is not None:
-                self._problems.remove(problem)
+                assert process.stdout is not None
+                async for line in process.stdout:
+                    self._take(json.loads(line))
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(END_SECONDS):
+                        await process.wait()
+            self._started.set()
+            self._problems = {root: _not_watched(root, "its process ended") for root in self._roots}
+            await asyncio.sleep(RESTART_SECONDS)
             self._everything = True
 
-    def _concerns(self, _change: Change, path: str) -> bool:
+    def _take(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"changed": path}:
+                if self._concerns(path):
+                    self._changed.add(path)
+                    self._has_changes.set()
+            case {"following": folders}:
+                self._not_yet, self._problems = set(folders), {}
+            case {"followed": folder}:
+                self._everything |= self._started.is_set()  # what changed before this was not noticed
+                self._problems.pop(folder, None)
+                self._know(folder)
+            case {"failed": folder, "reason": reason}:
+                self._problems[folder] = _not_watched(folder, reason)
+                self._know(folder)
+
+    def _know(self, folder: str) -> None:
+        self._not_yet.discard(folder)
+        if not self._not_yet:
+            self._started.set()
+
+    def _concerns(self, path: str) -> bool:
         """Whether the path may be a document under a root, or the rules for one."""
         for root in self._roots:
             if path in (root, os.path.join(os.path.dirname(root), FILE)):
@@ -151,6 +180,10 @@ class Hints:
                 if not is_skipped(folder if name == FILE else path, root):
                     return True
         return False
+
+
+def _not_watched(folder: str, reason: str) -> Problem:
+    return Problem(folder, "not_watched", f"its changes are found by scans only ({reason})")
 
 
 class Comparison:

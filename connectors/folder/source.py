@@ -80,7 +80,7 @@ class Folder(SmallSource):
     def __init__(self, options: FolderSettings, context: Context) -> None:
         super().__init__(options, context)
         self._rules = FolderOptions(acl_tags=options.acl_tags, required_tags=options.required_tags)
-        self._roots = outermost(os.path.realpath(path) for path in options.paths)
+        self._resolved: list[str] | None = None
         self._ids = Identities(context.folder / "files.sqlite")
 
     @staticmethod
@@ -93,14 +93,21 @@ class Folder(SmallSource):
         self._ids.close()
         await super().close()
 
+    def _roots(self) -> list[str]:
+        """Return the roots without links. Blocks, and where a mount's server is away without end."""
+        if self._resolved is None:
+            self._resolved = outermost(os.path.realpath(path) for path in self.options.paths)
+        return self._resolved
+
     async def check(self) -> Sequence[Problem]:
         """Return roots and files that cannot be read, invalid rules, and folders that nobody may read."""
         try:
             await self.blocking(self.options.members_by_tag)
         except Misconfigured as error:
             return [Problem(str(self.options.members_file), "members", str(error))]
-        problems = [problem for root in self._roots if (problem := await self.blocking(root_problem, root))]
-        for root in self._roots if not problems else ():
+        roots = await self.blocking(self._roots)
+        problems = [problem for root in roots if (problem := await self.blocking(root_problem, root))]
+        for root in roots if not problems else ():
             problems += await self.blocking(_problems, Walk(root, root, self._rules))
         return problems
 
@@ -138,7 +145,7 @@ class Folder(SmallSource):
         )
 
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
-        for root in self._roots:
+        for root in await self.blocking(self._roots):
             walk = await self.blocking(self._walk, root, root)
             entries = iter(walk.candidates())
             while batch := await self.blocking(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
@@ -156,7 +163,7 @@ class Folder(SmallSource):
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         """Report changes that the operating system notices. Scans find the rest."""
-        async with Hints(self._roots) as hints:
+        async with Hints(await self.blocking(self._roots)) as hints:
             while True:
                 targets = await hints.next(asyncio.Event(), LISTEN_SECONDS)
                 paths = [target for _, target in targets or ()]
@@ -175,7 +182,7 @@ class Folder(SmallSource):
     def _files(self) -> list[_File]:
         """Return all files but those whose names cannot be read, which the listing shows."""
         files: list[_File] = []
-        for root in self._roots:
+        for root in self._roots():
             candidates = (entry for entry in self._walk(root, root).candidates() if isinstance(entry, Candidate))
             files += each(candidates, partial(self._file, root), lambda candidate: candidate.path)[0]
         return files
@@ -185,7 +192,7 @@ class Folder(SmallSource):
 
     def _entry(self, id_: str) -> Entry:
         path = self._ids.path_of(id_)
-        root = next((root for root in self._roots if is_within(path, root)), None)
+        root = next((root for root in self._roots() if is_within(path, root)), None)
         if root is None:
             return Gone(id_)
         walk = self._walk(root, path)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -27,6 +29,8 @@ REASON_SUFFIX = ".reason.txt"
 PART_BYTES = 1024 * 1024
 QUOTA_RETRY_SECONDS = 60.0
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Stamp = tuple[int, int, int]
 """A file's size in bytes, modification time in ns and inode."""
 
@@ -39,7 +43,10 @@ class Drop:
     def __init__(self, options: UploadsOptions, intake: Intake) -> None:
         assert options.folder is not None
         self._options, self._intake = options, intake
-        self._root = os.path.realpath(options.folder)
+        self._root = ""
+        """The folder without links, once it was scanned."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drop")
+        """Its own: a mount whose server is away does not answer."""
         self._policy = FolderOptions(acl_tags=tuple(options.acl_tags), required_tags=tuple(options.required_tags))
         self._stable_since: dict[str, tuple[Stamp, float]] = {}
         """By path: a file's stamp, and since when it has been the same (by ``monotonic()``)."""
@@ -48,8 +55,11 @@ class Drop:
         self._quota_retry_at = float("-inf")
         """When uploads are retried after a quota was reached (by ``monotonic()``)."""
 
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def check(self) -> list[Problem]:
-        if problem := root_problem(self._root):
+        if problem := self._problem():
             return [problem]
         return [entry for entry in self._listed() if isinstance(entry, Problem)]
 
@@ -64,10 +74,10 @@ class Drop:
 
     async def scan(self) -> None:
         """Scan the folder once. Raises Retryable."""
-        if problem := await asyncio.to_thread(root_problem, self._root):
+        if problem := await self._blocking(self._problem):
             self._report([problem])
             return
-        entries = await asyncio.to_thread(self._listed)
+        entries = await self._blocking(self._listed)
         self._report(entry for entry in entries if isinstance(entry, Problem))
         candidates = [entry for entry in entries if isinstance(entry, Candidate) and entry.acl_tags]
         for path in self._stable_since.keys() - {candidate.path for candidate in candidates}:
@@ -79,6 +89,14 @@ class Drop:
             if self._is_complete(candidate) and not self._is_uploaded(candidate):
                 await self._upload(candidate)
         await self._move_read([candidate for candidate in candidates if self._is_uploaded(candidate)])
+
+    async def _blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
+
+    def _problem(self) -> Problem | None:
+        assert self._options.folder is not None
+        self._root = os.path.realpath(self._options.folder)
+        return root_problem(self._root)
 
     def _is_uploaded(self, candidate: Candidate) -> bool:
         return self._uploaded.get(candidate.path) == _state(candidate)
@@ -109,7 +127,7 @@ class Drop:
             return
         try:
             with self._intake.writing() as file:
-                if not await asyncio.to_thread(_copy, candidate, file):
+                if not await self._blocking(_copy, candidate, file):
                     del self._stable_since[candidate.path]  # it has changed: wait until it is stable again
                     return
                 await self._intake.add(file, properties, external_id=name)
@@ -147,9 +165,7 @@ class Drop:
     async def _move(self, candidate: Candidate, folder: Path | None, reason: str | None) -> None:
         if folder is not None:
             try:
-                await asyncio.to_thread(
-                    _move_file, candidate, folder, os.path.relpath(candidate.path, self._root), reason
-                )
+                await self._blocking(_move_file, candidate, folder, os.path.relpath(candidate.path, self._root), reason)
             except OSError as error:
                 self._report([Problem(candidate.path, "io_error", f"cannot be moved to {folder} ({error.strerror})")])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Self
@@ -74,7 +75,8 @@ class UploadsOptions(BaseModel):
     def _require_separate_folders(self) -> Self:
         for name in ("done", "failed", "store"):
             path = getattr(self, name)
-            if self.folder is not None and path is not None and path.resolve().is_relative_to(self.folder.resolve()):
+            # Without following links, because a mount whose server is away does not answer.
+            if self.folder and path and Path(os.path.abspath(path)).is_relative_to(os.path.abspath(self.folder)):
                 raise ValueError(
                     f"{name} is inside folder, so its files would be uploaded again: choose another folder"
                 )

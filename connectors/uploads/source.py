@@ -98,7 +98,8 @@ class Uploads:
             ) from error
 
     async def close(self) -> None:
-        return None
+        if self._drop is not None:
+            self._drop.close()
 
     async def check(self) -> Sequence[Problem]:
         problems = [] if self._drop is None else await asyncio.to_thread(self._drop.check)

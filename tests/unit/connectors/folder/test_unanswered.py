@@ -1,0 +1,101 @@
+"""Folders on a mount whose server does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.folder.connector import PROGRAM, Hints
+from connectors.folder.source import Folder, FolderSettings
+from connectors.source import Context
+from connectors.uploads.drop import Drop
+from connectors.uploads.options import UploadsOptions
+from tests.support.connectors.slack_kit import Notes
+from tests.support.waiting import until
+
+SILENT = "import time; time.sleep(600)"
+"""A program that follows nothing, as where it waits for a mount."""
+
+
+@pytest.fixture
+def unanswered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A folder, every request for whose path waits."""
+    folder, end, real = tmp_path / "unanswered", threading.Event(), os.path.realpath
+
+    def waiting(path: Any, **options: Any) -> str:
+        if Path(path) == folder:
+            end.wait(60)
+        return str(real(path, **options))
+
+    monkeypatch.setattr(os.path, "realpath", waiting)
+    yield folder
+    end.set()
+
+
+async def documents(path: Path, own: Path) -> list[str]:
+    own.mkdir()
+    context = Context(name="docs", tenant="default", folder=own, memory=Notes())
+    made = Folder(FolderSettings(paths=[path], acl_tags=("all",)), context)
+    try:
+        async with aclosing(made.full(None)) as pages:  # type: ignore[type-var]
+            return [entry.content async for page in pages for entry in page.entries]  # type: ignore[union-attr]
+    finally:
+        await made.close()
+
+
+async def test_a_mount_that_does_not_answer_stops_no_other_folder(unanswered: Path, tmp_path: Path) -> None:
+    """The folder was looked for in the event loop of all connectors, when its connector started."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("It is found.")
+    async with asyncio.timeout(20):
+        waiting = [asyncio.create_task(documents(unanswered, tmp_path / str(n))) for n in range(3)]
+        await asyncio.sleep(0.1)
+        assert await documents(tmp_path / "docs", tmp_path / "own") == ["It is found."]
+    for task in waiting:
+        task.cancel()
+
+
+async def test_a_drop_folder_that_does_not_answer_stops_nothing_else(unanswered: Path, tmp_path: Path) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    drop = Drop(UploadsOptions(folder=unanswered, done=tmp_path / "done"), Any)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        scan = asyncio.create_task(drop.scan())
+        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(lambda: "another connector") == "another connector"
+    scan.cancel()
+    drop.close()
+
+
+async def test_a_folder_that_is_looked_through_without_end_delays_only_its_first_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that follows folders holds the lock of the interpreter meanwhile: nothing else ran in the worker."""
+    monkeypatch.setattr("connectors.folder.connector.PROGRAM", (sys.executable, "-c", SILENT))
+    monkeypatch.setattr("connectors.folder.connector.START_SECONDS", 0.2)
+    async with asyncio.timeout(20), Hints([str(tmp_path)]) as hints:
+        assert await hints.next(asyncio.Event(), 0.1) is None
+
+
+async def test_the_program_that_follows_folders_is_started_again_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.folder.connector.RESTART_SECONDS", 0.1)
+    monkeypatch.setattr("connectors.folder.connector.PROGRAM", (sys.executable, "-c", ""))
+    async with asyncio.timeout(30), Hints([str(tmp_path)]) as hints:
+        await until(lambda: [problem.code for problem in hints.problems()] == ["not_watched"])
+        monkeypatch.setattr("connectors.folder.connector.PROGRAM", PROGRAM)
+        await until(lambda: not hints.problems() and not hints._not_yet)
+        assert await hints.next(asyncio.Event(), 0) is None
+        (tmp_path / "a.md").write_text("new")
+        while (targets := await hints.next(asyncio.Event(), 10)) is None:
+            pass
+        assert targets == [(str(tmp_path), str(tmp_path / "a.md"))]
