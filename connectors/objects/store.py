@@ -175,13 +175,14 @@ class Store:
         elif self._protocol in S3:
             bucket, key, _ = fs.split_path(path)
             where = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
-            is_truncated = True
+            is_truncated, tokens = True, set[int]()
             while is_truncated:
                 answer = fs.call_s3("list_objects_v2", **where)
                 if is_truncated := bool(answer.get("IsTruncated")):
                     token = answer["NextContinuationToken"]
-                    if token == where.get("ContinuationToken"):
-                        raise Retryable("the s3 store returns a page of a folder again and again")
+                    if hash(token) in tokens:
+                        raise Retryable("the s3 store returns pages of a folder again and again")
+                    tokens.add(hash(token))
                     where["ContinuationToken"] = token
                 for prefix in answer.get("CommonPrefixes", ()):
                     yield {"name": f"{bucket}/{prefix['Prefix']}", "type": "directory"}

@@ -52,7 +52,10 @@ def test_an_object_that_no_path_leads_to_is_not_listed(key: str, monkeypatch: py
     assert [stored.path for stored in page.objects] == ["a.md", ".a", "b/..a"]
 
 
-def test_a_server_that_returns_the_same_page_again_and_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens", [["again"], ["first", "second", "third"]])
+def test_a_server_that_returns_the_same_pages_again_and_again_is_left(
+    tokens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = 0
 
     class Repeating:
@@ -63,7 +66,7 @@ def test_a_server_that_returns_the_same_page_again_and_again_is_left(monkeypatch
             nonlocal answers
             answers += 1
             assert answers < 5
-            return {"IsTruncated": True, "NextContinuationToken": "again"}
+            return {"IsTruncated": True, "NextContinuationToken": tokens[answers % len(tokens)]}
 
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda _url, **_: (Repeating(), "bucket"))
     with pytest.raises(Retryable, match="again and again"):
