@@ -30,6 +30,9 @@ MAX_PARTS = 3_000
 """Every tag may be a field of its own."""
 MAX_DRAINED_BYTES = 16 * 1024 * 1024
 DRAIN_SECONDS = 5.0
+ARRIVAL_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 32 * 1024
+"""How long a body may take: this time, and that of the largest file at this speed. A few clients that send as slowly as
+the port accepts would else hold all places for hours."""
 MAX_FORM_BYTES = 1024 * 1024
 """Largest size of a form without its file."""
 
@@ -211,8 +214,9 @@ PROBLEM = "application/problem+json"
 PATH = "/v1/uploads"
 RETRY_AFTER_SECONDS = 5
 NOT_STORED = "Postgres does not answer: send the same request again"
-_HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 413: {"Connection": "close"}}
-"""Headers by status. After a body that is too large the connection is closed, because the rest may be long."""
+_CLOSE = {"Connection": "close"}
+_HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 408: _CLOSE, 413: _CLOSE}
+"""Headers by status. After a body that is too large or slow the connection is closed, because the rest may be long."""
 
 OnRefused = Callable[[str, Literal["quota", "busy"]], None]
 """Called with the source and the reason for a refusal."""
@@ -341,12 +345,15 @@ class _Api:
             intake = self.intake(tenant, request.query_params.get("source"))
         try:
             with intake.writing() as file:
-                body = await receive(request, file)
+                async with asyncio.timeout(ARRIVAL_SECONDS + intake.max_bytes / LEAST_BYTES_PER_SECOND):
+                    body = await receive(request, file)
                 upload = await self._store(intake, tenant, body, file, before)
         except TooLarge as error:
             await drain(request)
             detail = f"a file has at most {intake.max_bytes:,} bytes: split it"
             raise Refusal(413, "Too large", detail) from error
+        except TimeoutError as error:
+            raise Refusal(408, "Too slow", "the file did not arrive in time: others wait for its place") from error
         except QuotaReached as error:
             self._on_refused(intake.table.instance[1], "quota")
             raise Refusal(507, "Quota reached", str(error)) from error
