@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PAGE = 200
 """Documents whose rest is erased in one transaction."""
 LOOK_SECONDS = 0.2
+OF_ANSWERS = ("answer_reviews", "answer_feedback", "eval_queries")
+"""Tables whose rows may be a person's only by the answers that conversations of the person name."""
 ANSWER_RETENTION, VECTOR_RETENTION = timedelta(minutes=5), timedelta(hours=1)
 """In the memory of query services (query.retrieval.cache, query.embedding.shared)."""
 
@@ -172,6 +174,8 @@ def _forget(
     elif receipt is not None:
         if receipt.already_erased:
             stdout.print("already erased", markup=False)
+        elif receipt.is_unknown:
+            stdout.print("nothing is stored under this name: check its spelling", markup=False)
         for where, count in sorted(receipt.erased.items()):
             stdout.print(f"  erased   {count:>8}  {where}", markup=False)
         for part in receipt.remains:
@@ -193,6 +197,11 @@ class Receipt:
     """The parts that are not erased yet, each with ``where``, ``until`` (RFC 3339; None: see ``why``) and ``why``."""
     already_erased: bool = False
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing was erased, as with a misspelt name or after an earlier run."""
+        return not self.erased and not self.already_erased
+
     def json(self) -> dict[str, Any]:
         return {
             "done": True,
@@ -202,6 +211,7 @@ class Receipt:
             "erased": self.erased,
             "remains": self.remains,
             **({"already_erased": True} if self.already_erased else {}),
+            **({"unknown": True} if self.is_unknown else {}),
         }
 
 
@@ -216,6 +226,8 @@ class Work:
     erased: Counter[str] = field(default_factory=Counter)
     left_entries: int = 0
     """Entries that are still in Elasticsearch, although the ledger wants none of them."""
+    pending_entries: int = 0
+    """Documents of the person's tenant whose entries in Elasticsearch are yet to be written anew."""
     promoted_from_feedback: int = 0
     """Golden questions that remain of the tenant, and that were promoted from feedback of people who are not known."""
 
@@ -313,7 +325,6 @@ class Work:
         await self._access_sets(name, "true")
 
     async def person(self, tenant: str, name: str) -> None:
-        scope = await person_scope(self.pool, tenant, name)
         rows = await self._all(
             "SELECT source FROM memberships WHERE tenant = %(tenant)s AND principal = %(person)s UNION"
             " SELECT source FROM connector_principals WHERE tenant = %(tenant)s AND principal = %(person)s",
@@ -331,11 +342,20 @@ class Work:
                 person=name,
                 stamp=stamp,
             )
+        scope = await person_scope(self.pool, tenant, name)
+        # Before the conversations: once they are erased, nothing says whose these answers were.
+        await self._erase("person", scope, only=OF_ANSWERS)
         await self._conversations(tenant, name)
         await self._named(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
         await self._refuse_memberships(tenant, name, "person", [source for (source,) in rows])
         await self._erase("person", scope)
+        [(self.pending_entries,)] = await self._all(
+            "SELECT count(DISTINCT d.id) FROM index_state s JOIN documents d ON d.id = s.document_id"
+            " WHERE d.tenant = %(tenant)s AND s.store = 'keywords' AND s.seq < s.want_seq"
+            " AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired')",
+            tenant=tenant,
+        )
         [(self.promoted_from_feedback,)] = await self._all(
             "SELECT count(*) FROM eval_queries WHERE tenant = %(tenant)s AND cardinality(givers) > 0", tenant=tenant
         )
@@ -408,6 +428,12 @@ class Work:
                     "PENSTOCK_FEEDBACK_KEYS is not set here, so rows of the person cannot be recognised: removed by age"
                 )
                 remains.append(_left("Postgres answer_feedback", None, why))
+            if self.pending_entries:
+                why = (
+                    f"{self.pending_entries} documents whose entries are yet to be written anew: those that named the"
+                    " person, if an earlier run of this command did not wait for them"
+                )
+                remains.append(_left("Elasticsearch", None, why))
             if self.promoted_from_feedback:
                 why = (
                     f"{self.promoted_from_feedback} golden questions that were promoted from feedback: those of the"
@@ -538,13 +564,13 @@ class Work:
         ):
             self.erased["postgres answer_reviews"] += len(reviews)
 
-    async def _erase(self, subject: Subject, scope: Scope) -> None:
+    async def _erase(self, subject: Subject, scope: Scope, only: Collection[str] | None = None) -> None:
         from pipeline.ledger.personal import erase
         from pipeline.stores.postgres import translated
 
         with translated("erasure"):
             async with self.pool.connection() as connection, connection.transaction():
-                counts = await erase(connection, subject, scope)
+                counts = await erase(connection, subject, scope, only=only)
         self.erased.update({f"postgres {table}": count for table, count in counts.items()})
 
     async def unused_access_sets(self, tenant: str) -> None:

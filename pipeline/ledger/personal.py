@@ -8,7 +8,7 @@ reversed, and the names of tenants and sources. CHUNKS describes the chunk table
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, LiteralString, cast
@@ -628,13 +628,15 @@ async def raise_floor(connection: Connection, tenant: str, name: str, of: Litera
     return cast(datetime, floor)
 
 
-async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[str, int]:
+async def erase(
+    connection: Connection, subject: Subject, scope: Scope, *, only: Collection[str] | None = None
+) -> dict[str, int]:
     """Erase everything in this scope except access sets, in the caller's transaction. Returns the number of rows erased
-    by table; a table without any is absent."""
+    by table; a table without any is absent. only: tables to erase from; None: all."""
     counts: dict[str, int] = {}
     parameters = scope.parameters()
     for place in PLACES:
-        if (statement := place.erase.get(subject)) is not None:
+        if (only is None or place.table in only) and (statement := place.erase.get(subject)) is not None:
             done = await connection.execute(statement, parameters)
             if done.rowcount > 0:
                 counts[place.table] = done.rowcount

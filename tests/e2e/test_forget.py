@@ -413,6 +413,40 @@ async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(work
     assert await in_postgres(space) == set()
 
 
+@pytest.mark.slow
+async def test_a_person_is_forgotten_completely_by_a_run_after_one_that_ended_in_the_middle(working: Space) -> None:
+    """The conversations were erased first, and nobody knew any more whose answers a golden question was made from."""
+    space = working
+    rules = written("rules.md", "Be kind to each other.", author=PERSON)
+    answer, said = uuid4(), {"tenant": "acme", "source": "chat", "member": PERSON, "conversation": "c"}
+    pair = Pair(question=f"Where is {NAME}?", answer=f"{NAME} is ill.", asked_at=now(), answer_id=answer)
+    await space.publish(rules)
+    await space.publish(ConversationRecorded(**said, observed_at=now(), pairs=[pair]), topic=CONVERSATIONS)
+    await space.settled([rules])
+    await space.until("SELECT count(*) = 1 FROM conversation_mentions")
+    await space.execute(
+        "INSERT INTO eval_queries (id, tenant, text, principals, tags, answers)"
+        " VALUES (gen_random_uuid(), 'acme', %s, '{}', '{}', %s)",
+        f"Where is {NAME}?",
+        [answer],
+    )
+    space.stop("keywords")
+    forget = ("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    with pytest.raises(AssertionError, match="the documents that named the person: not complete"):
+        await space.penstock(*forget, "--wait", "2")
+    code, output = await space.penstock(*forget)
+    assert (code, await in_postgres(space)) == (0, set())
+    assert await in_elasticsearch(space) == 1
+    [pending] = [entry["why"] for entry in output["remains"] if entry["where"] == "Elasticsearch"]
+    assert pending.startswith("1 documents whose entries are yet to be written anew")
+    space.start("keywords")
+    await space.settled([rules])
+    code, output = await space.penstock(*forget)
+    assert (code, output["unknown"]) == (0, True)
+    assert "Elasticsearch" not in {entry["where"] for entry in output["remains"]}
+    assert await in_elasticsearch(space) == 0
+
+
 async def test_a_forgotten_persons_name_is_removed_from_metadata_and_other_values_stay(operator: Space) -> None:
     """As an assignee or a participant it stayed in both stores, and filters found it."""
     space = operator
