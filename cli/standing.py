@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from query.access.callers import Caller
     from query.answers.model import Sources
     from query.service import Service
-    from query.standing.model import Standing
+    from query.standing.model import Standing, Summary
 
 standing = typer.Typer(
     help="Standing questions: kept answers, and what has changed since they were given (docs/standing.md).",
@@ -57,14 +57,14 @@ def list_(tenant: Tenant = "default", principal: Principal = None, json_output: 
     Example: penstock standing list --json
     """
 
-    async def read(reader: Reader) -> list[Standing]:
+    async def read(reader: Reader) -> list[Summary]:
         return await reader.service.standing.every(reader.caller, reader.principal)
 
-    from query.standing.model import as_json
+    from query.standing.model import summary_json
 
     rows = _run(read, tenant, principal)
     if json_output:
-        print_json({"standing": [as_json(row, whole=False) for row in rows]})
+        print_json({"standing": [summary_json(row) for row in rows]})
         return
     for row in rows:
         stdout.print(f"{row.id}  {printable(row.question)}", soft_wrap=True, markup=False)
@@ -90,7 +90,7 @@ def show(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_
 
     row = _run(read, tenant, principal)
     if json_output:
-        print_json(as_json(row, whole=True))
+        print_json(as_json(row))
         return
     stdout.print(f"{printable(row.question)}\n{_state(row)}", soft_wrap=True, markup=False)
     changes = row.changes
@@ -150,7 +150,7 @@ def remove(id_: Id, tenant: Tenant = "default", principal: Principal = None, jso
         print_json({"removed": str(id_)})
 
 
-def _state(row: Standing) -> str:
+def _state(row: Standing | Summary) -> str:
     since = f"answered {row.asked_at:%Y-%m-%d %H:%M}"
     if row.erased:
         return f"erased with a document that it was made from; {since}"

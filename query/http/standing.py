@@ -15,7 +15,7 @@ from query.http.audit_trail import note, record_change
 from query.http.dependencies import Authenticated, Reader, Serving
 from query.http.schemas import StandingAnswerResponse, StandingListResponse, StandingResponse
 from query.problems import Problem
-from query.standing.model import as_json, lines_json
+from query.standing.model import as_json, lines_json, summary_json
 from query.standing.questions import Unknown
 
 routes = APIRouter()
@@ -25,7 +25,7 @@ routes = APIRouter()
 async def standing_list(request: Request, service: Serving, identity: Authenticated, caller: Reader) -> dict[str, Any]:
     """The caller's standing questions with the state of each: whether its answer still holds, and what changed."""
     results = await service.standing.every(caller, _principal(identity))
-    return {"standing": [as_json(standing, whole=False) for standing in results]}
+    return {"standing": [summary_json(summary) for summary in results]}
 
 
 @routes.get("/v1/standing/{question_id}", response_model=StandingResponse, tags=["answers"])
@@ -39,7 +39,7 @@ async def standing_show(
     except Unknown as error:
         raise Problem("not-found", str(error)) from error
     note(request, standing.shown_documents, object=f"question:{question_id}")
-    return as_json(standing, whole=True)
+    return as_json(standing)
 
 
 @routes.post("/v1/standing/{question_id}/answer", response_model=StandingAnswerResponse, tags=["answers"])

@@ -29,7 +29,7 @@ from query.model import SourceFreshness as Certificate
 from query.model import shown_documents
 from query.modes.material import Question
 from query.service import Service
-from query.standing.model import Line, as_json
+from query.standing.model import Line, as_json, summary_json
 
 
 class NotAPerson(PenstockError):
@@ -42,14 +42,14 @@ class NotAPerson(PenstockError):
 async def list_all(service: Service, asker: Asker, _: NoArguments) -> Outcome:
     """The user's standing questions. Raises NotAPerson and Retryable."""
     results = await service.standing.every(asker.caller, _principal(asker))
-    summaries = [StandingSummary.model_validate(as_json(standing, whole=False)) for standing in results]
+    summaries = [StandingSummary.model_validate(summary_json(summary)) for summary in results]
     return Outcome(StandingListOutput(standing=summaries))
 
 
 async def show(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
     """A stored answer. Raises NotAPerson, Unknown and Retryable."""
     standing = await service.standing.show(asker.caller, _principal(asker), arguments.id)
-    output = StandingOutput.model_validate(as_json(standing, whole=True))
+    output = StandingOutput.model_validate(as_json(standing))
     for sentence in output.sentences:
         sentence.text = None if sentence.text is None else visible(sentence.text)
     return Outcome(output, standing.shown_documents, arguments.object)

@@ -165,7 +165,8 @@ async def _standing(connection: Connection, caller: Caller, principal: str) -> l
     whole = [row for row in results if not (row.request["documents"] or row.request["collection"])]
     whole = [row for row in whole if question_of(row.question, row.request).filters == NONE]
     questions = []
-    for row, standing in zip(whole, await table.read(connection, caller, whole), strict=True):
+    for row in whole:  # one after the other: all of them may have two hundred thousand passages together
+        [standing] = await table.read(connection, caller, [row])
         cited = {n for sentence in standing.sentences if sentence is not None for n in sentence.cites}
         documents = [s.document_id for s in standing.sources if s.n in cited and s.change not in LOST]
         judged = await _names(connection, caller.tenant, documents)

@@ -55,6 +55,20 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """A standing question with the state of its answer, and without its sentences and passages."""
+
+    id: UUID
+    question: str
+    stored_at: datetime
+    asked_at: datetime
+    erased: bool
+    """Whether the answer was erased together with a document that it was made from."""
+    changes: Mapping[Kind, Sequence[int]]
+    """The kinds of change, each with the numbers of the sentences concerned, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A standing question with the state of its answer. The sentences are those that its reader may see."""
 
@@ -80,12 +94,21 @@ class Standing:
         results = {kind: affected(self.behind, numbers) for kind, numbers in by_kind(self.sources).items()}
         if self.entered:
             results["new"] = list(range(1, len(self.behind) + 1))
-        return {kind: results[kind] for kind in KINDS if kind in results}
+        return in_order(results)
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(self.id, self.question, self.stored_at, self.asked_at, self.erased, self.changes)
 
     @property
     def shown_documents(self) -> list[UUID]:
         """The documents that the shown sentences were made from, each once."""
         return list(dict.fromkeys(source.document_id for source in self.sources if source.change not in LOST))
+
+
+def in_order(changes: Mapping[Kind, list[int]]) -> dict[Kind, list[int]]:
+    """The changes, the most serious kind first."""
+    return {kind: changes[kind] for kind in KINDS if kind in changes}
 
 
 def by_kind(sources: Iterable[Source]) -> dict[Kind, set[int]]:
@@ -99,7 +122,7 @@ def by_kind(sources: Iterable[Source]) -> dict[Kind, set[int]]:
 
 def affected(behind: Sequence[Sequence[int]], passages: set[int]) -> list[int]:
     """The numbers, from 1, of the sentences that one of these passages is behind."""
-    return [number for number, cited in enumerate(behind, 1) if passages & set(cited)]
+    return [number for number, cited in enumerate(behind, 1) if not passages.isdisjoint(cited)]
 
 
 def sentences_of(answer: Answer, passages: Sequence[NumberedPassage]) -> list[Sentence]:
@@ -174,20 +197,23 @@ def question_of(text: str, request: Mapping[str, Any]) -> Question:
     )
 
 
-def as_json(standing: Standing, *, whole: bool) -> dict[str, Any]:
-    """A standing question for a response. whole: with its sentences and passages."""
-    changes = standing.changes
-    listed = {
-        "id": str(standing.id),
-        "question": standing.question,
-        "stored_at": standing.stored_at.isoformat(),
-        "asked_at": standing.asked_at.isoformat(),
-        "state": "erased" if standing.erased else "invalidated" if changes else "current",
-        "changes": [{"kind": kind, "sentences": numbers} for kind, numbers in changes.items()],
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """A standing question for a list."""
+    return {
+        "id": str(summary.id),
+        "question": summary.question,
+        "stored_at": summary.stored_at.isoformat(),
+        "asked_at": summary.asked_at.isoformat(),
+        "state": "erased" if summary.erased else "invalidated" if summary.changes else "current",
+        "changes": [{"kind": kind, "sentences": list(numbers)} for kind, numbers in summary.changes.items()],
     }
-    if not whole:
-        return listed
-    return listed | {
+
+
+def as_json(standing: Standing) -> dict[str, Any]:
+    """A standing question for a response, with its sentences and passages."""
+    summary = standing.summary
+    changes = summary.changes
+    return summary_json(summary) | {
         "model": standing.model,
         "sentences": [
             {

@@ -27,7 +27,7 @@ from query.modes.material import Question
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 from query.standing import table
-from query.standing.model import Line, Standing, difference, question_of, request_json, sentences_of
+from query.standing.model import Line, Standing, Summary, difference, question_of, request_json, sentences_of
 from query.standing.probe import probe
 from query.standing.renewal import Outdated, embed_again
 from query.standing.words import words_of
@@ -144,9 +144,9 @@ class StandingQuestions:
         charge(stored=table.stored_bytes(entry))
         return entry.id
 
-    async def every(self, caller: Caller, principal: str) -> list[Standing]:
+    async def every(self, caller: Caller, principal: str) -> list[Summary]:
         async with self._ledger(caller.tenant) as connection:
-            return await table.read(connection, caller, await table.rows(connection, caller.tenant, principal))
+            return await table.summaries(connection, caller, principal)
 
     async def show(self, caller: Caller, principal: str, id_: UUID) -> Standing:
         """Raises Unknown."""

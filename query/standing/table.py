@@ -16,18 +16,31 @@ from psycopg.types.json import Jsonb
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller
 from query.limits.charging import bytes_of
-from query.standing.model import LOST, Kind, Sentence, Source, Standing, readable
+from query.standing.model import (
+    LOST,
+    Kind,
+    Sentence,
+    Source,
+    Standing,
+    Summary,
+    affected,
+    in_order,
+    readable,
+)
 from query.standing.words import NO_WORDS, Words
 
 # OFFSET 0 forces one index probe for each passage and table, as in query.access.verify. A deleted document keeps its
 # access set: whoever could not read it does not learn that it is gone.
-_SOURCES = """
+_BEHIND = """
     SELECT p.question_id, p.n, p.chunk_id, p.document_id,
         CASE WHEN NOT a.may_read THEN 'unreadable'
              WHEN d.deleted_at IS NOT NULL OR d.version IS NULL THEN 'deleted'
              WHEN d.content_hash = p.content_hash THEN NULL
-             WHEN m.has_it THEN NULL
-             ELSE 'changed' END
+             WHEN EXISTS (
+                SELECT FROM manifests m WHERE m.document_id = p.document_id AND m.generation = q.generation
+                  AND m.chunk_ids @> ARRAY[p.chunk_id] OFFSET 0
+             ) THEN NULL
+             ELSE 'changed' END AS change
     FROM standing_passages p
     JOIN standing_questions q ON q.tenant = p.tenant AND q.id = p.question_id
     LEFT JOIN LATERAL (
@@ -40,15 +53,13 @@ _SOURCES = """
               AND s.acl_tags && %(tags)s::text[] AND s.required_tags <@ %(tags)s::text[] OFFSET 0
         ) AS may_read OFFSET 0
     ) a
-    CROSS JOIN LATERAL (
-        SELECT EXISTS (
-            SELECT FROM manifests m WHERE m.document_id = p.document_id AND m.generation = q.generation
-              AND m.chunk_ids @> ARRAY[p.chunk_id] OFFSET 0
-        ) AS has_it OFFSET 0
-    ) m
     WHERE p.tenant = %(tenant)s AND p.question_id = ANY(%(ids)s::uuid[])
-    ORDER BY p.question_id, p.n, p.chunk_id
 """
+_SOURCES = f"{_BEHIND} ORDER BY p.question_id, p.n, p.chunk_id"
+_CHANGED = f"""
+    SELECT question_id, change, array_agg(DISTINCT n) FROM ({_BEHIND}) behind WHERE change IS NOT NULL
+    GROUP BY question_id, change
+"""  # noqa: S608 — a constant of this module
 
 
 _ENTERED = """
@@ -129,6 +140,40 @@ async def read(connection: Connection, caller: Caller, results: Sequence[Row]) -
     ids = [row.id for row in results]
     behind, entered = await sources(connection, caller, ids), await _entered(connection, caller, ids)
     return [_standing(row, behind.get(row.id, []), entered.get(row.id, [])) for row in results]
+
+
+async def summaries(connection: Connection, caller: Caller, principal: str) -> list[Summary]:
+    """The principal's standing questions with the state of each, the newest first. Passages are put together by
+    Postgres, and of the sentences those are read that have changed, one answer after the other: a hundred questions may
+    have two hundred thousand passages."""
+    cursor = await connection.execute(
+        "SELECT id, question, stored_at, asked_at, jsonb_array_length(sentences) FROM standing_questions"
+        " WHERE tenant = %s AND principal = %s ORDER BY stored_at DESC, id",
+        [caller.tenant, principal],
+    )
+    results = await cursor.fetchall()
+    ids = [row[0] for row in results]
+    values = {"tenant": caller.tenant, "tags": sorted(caller.tags), "ids": ids}
+    changed: dict[UUID, dict[Kind, list[int]]] = {}
+    for question, kind, numbers in await (await connection.execute(_CHANGED.encode(), values)).fetchall():
+        changed.setdefault(question, {})[kind] = numbers
+    entered = await _entered(connection, caller, ids)
+    listed = []
+    for id_, question, stored_at, asked_at, sentences in results:
+        changes: dict[Kind, list[int]] = {}
+        if numbers_of := changed.get(id_):
+            cursor = await connection.execute(
+                "SELECT jsonb_path_query_array(sentences, '$[*].cites') FROM standing_questions"
+                " WHERE tenant = %s AND id = %s",
+                [caller.tenant, id_],
+            )
+            row = await cursor.fetchone()
+            behind = row[0] if row else []
+            changes = {kind: affected(behind, set(numbers)) for kind, numbers in numbers_of.items()}
+        if id_ in entered:
+            changes["new"] = list(range(1, sentences + 1))
+        listed.append(Summary(id_, question, stored_at, asked_at, not sentences, in_order(changes)))
+    return listed
 
 
 async def _entered(connection: Connection, caller: Caller, ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:

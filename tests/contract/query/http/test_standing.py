@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -247,6 +248,49 @@ async def test_an_answer_that_an_earlier_version_left_of_an_erased_document_is_e
     await Retention(world.library.pool, world.library.metrics, RetentionSettings()).turn()
     assert await world.library.execute("SELECT sentences FROM standing_questions WHERE tenant = %s", tenant) == [([],)]
     assert (await show(world, tenant, id_))["state"] == "erased"
+
+
+async def test_a_list_states_the_changes_that_each_question_shows(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    other = document("tea.md", f"{DAM} Boil the water for tea before it opens.", tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(other)
+    ids = [(await keep(world, tenant, question=question))["standing_id"] for question in (QUESTION, "tea and the dam")]
+    five = DAM.replace("four", "five")
+    await world.library.put(made.model_copy(update={"version": made.version + 100, "content": five}))
+    await world.library.accept(access(other, ["user:bob"]))
+    listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
+    assert [entry["id"] for entry in listed] == ids[::-1], "the newest first"
+    for entry in listed:
+        shown = await show(world, tenant, entry["id"])
+        assert entry == {name: shown[name] for name in entry}
+        assert {change["kind"] for change in entry["changes"]} == {"unreadable", "changed"}
+
+
+async def test_a_list_of_questions_from_very_many_passages_takes_little_memory(world: World, tenant: str) -> None:
+    """A hundred questions from two thousand passages each took a second in which nobody else was served, and 100 MB."""
+    await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    await world.library.execute(
+        "INSERT INTO standing_questions (tenant, id, principal, question, request, sentences, generation, asked_at)"
+        " SELECT tenant, gen_random_uuid(), principal, question, request, sentences, generation, asked_at"
+        " FROM standing_questions, generate_series(1, 19) WHERE id = %s",
+        id_,
+    )
+    await world.library.execute(
+        "INSERT INTO standing_passages (tenant, question_id, n, chunk_id, document_id)"
+        " SELECT q.tenant, q.id, 1, gen_random_uuid(), d.id FROM standing_questions q, documents d,"
+        " generate_series(1, 2000) WHERE q.tenant = %s AND d.tenant = q.tenant",
+        tenant,
+    )
+    caller = await world.service.search.identify(tenant, principals=["ann"])
+    tracemalloc.start()
+    try:
+        listed = await world.service.standing.every(caller, "ann")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [summary.changes for summary in listed] == [{"changed": [1]}] * 20
+    assert peak < 2_000_000
 
 
 async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World, tenant: str) -> None:
