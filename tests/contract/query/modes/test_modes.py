@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -17,10 +18,12 @@ from query.access.callers import Caller
 from query.access.filters import Filters
 from query.embedding.embedders import QueryEmbedder
 from query.model import BadQuery
+from query.modes import documents as reading
 from query.modes import gather as gathering
 from query.modes import survey as surveying
 from query.modes.budget import PASSAGE_TOKENS
 from query.modes.decide import Coverage
+from query.modes.documents import ChunkedDocument
 from query.modes.gather import Modes
 from query.modes.material import Material, Question
 from query.modes.survey import ReadScope, coverage
@@ -207,6 +210,33 @@ async def test_naming_an_unreadable_document_gives_the_same_result_as_naming_a_m
     assert (list(nothing.passages), nothing.relevant) == ([], False)
     assert nothing.notes == ["the document named could not be found among what you may read"]
     assert documents_of(await gather(library, caller)) == ["1.md"]
+
+
+async def test_of_very_long_documents_is_read_what_may_have_room(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen documents of 20,000 chunks each kept everybody else waiting for two seconds, of which one had room."""
+    lines = "".join(f"- berth {n}\n" for n in range(16_000))
+    long = [document(f"{n}.md", f"{n}\n\n{lines}", tenant=tenant, media_type="text/markdown") for n in range(4)]
+    ids = await library.accept(*long, note(tenant, 9))
+    caller = await library.caller(tenant, "staff")
+    read, portions = reading.read, list[list[int]]()
+
+    async def watched(*given: Any, **named: Any) -> list[ChunkedDocument]:
+        documents = await read(*given, **named)
+        portions.append([len(d.parts) for d in documents])
+        return documents
+
+    monkeypatch.setattr(reading, "read", watched)
+    named = Question("berth", documents=(ids[4], *ids[:4]))
+    small = await gather(library, caller, named, budget=6_400)
+    assert portions == [[1, 101, 101, 101, 101]], "a passage counts as 64 tokens at least"
+    assert documents_of(small) == ["9.md", "0.md"]
+    assert small.notes == ["2 of 5 documents fit, the last one without its end, the budget of 6400 tokens"]
+    portions.clear()
+    monkeypatch.setattr(reading, "CHUNKS_PER_STATEMENT", 250)
+    assert (await gather(library, caller, named, budget=6_400)).passages == small.passages
+    assert portions == [[1, 101, 101]]
 
 
 # What has no embedding yet
