@@ -94,8 +94,8 @@ class Running:
         return int(self.sql("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")[0][0])
 
     def is_graph_settled(self) -> bool:
-        """Whether every row is in a graph. A small table never has one."""
-        return not self.outside() and (any(valid for _, valid in self.graphs()) or self._is_small())
+        """Whether every row is in a graph. No row of a small table enters one."""
+        return self._is_small() or (not self.outside() and any(valid for _, valid in self.graphs()))
 
     def settle_graph(self) -> float:
         """Wait until every row is in a graph; returns the seconds."""

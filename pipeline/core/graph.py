@@ -16,7 +16,8 @@ for a row of 1,536 dimensions. (3 µs where a quiet, vacuumed table is read whol
 processors, and may be several times that under load.) Beyond it, backfill into a table that is too large to be read
 whole is written directly into the graph; live changes never are."""
 GRAPH_FROM_ROWS = 5_000
-"""A table with fewer rows needs no graph: reading it whole takes 15–35 ms."""
+"""A table with fewer rows needs no graph: reading it whole takes 15–35 ms. Where it has one (a new table has an empty
+one), further rows stay outside."""
 READ_WHOLE_ROWS = 50_000
 """The most rows that a query may have to read whole, in about 350 ms: those of a table whose graph is replaced, and
 those outside of a graph while live changes are late or the graph is built."""
@@ -93,7 +94,7 @@ class Table:
     older: Graph | None
     """A graph over all rows, which was built for the return to an older version (docs/upgrade.md)."""
     rows: int
-    """The number of rows, counted up to just above READ_WHOLE_ROWS."""
+    """The number of rows, counted as far as the step depends on it: at most up to just above READ_WHOLE_ROWS."""
     waiting: int
     """The number of rows outside of the graph, counted up to the same limit."""
     loaded: bool
@@ -138,7 +139,7 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
         if table.waiting:
             return "move", None  # cheap, because there is no graph that the rows would enter
         return ("build", None) if table.builds and _worth_a_graph(table) else ("rest", None)
-    if not (own.valid and own.partial and table.waiting):
+    if not (own.valid and own.partial and table.waiting) or table.rows < GRAPH_FROM_ROWS:
         return "rest", None
     if (
         table.builds

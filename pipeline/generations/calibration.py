@@ -44,6 +44,9 @@ documents finds texts whose ids are as low as it likes (docs/adr/0116-sampled-pa
 KNOWN_ITEMS = 120
 AT_ONCE = 8
 """Questions that a command embeds at the same time. A worker embeds one after another: documents come first."""
+WORKER_SHARE = 0.25
+"""The share of its time in which a worker reads what is nearest to the questions. It leaves the database to others in
+the rest: each question reads a small table whole, right after the load that filled it."""
 RERANKED_QUESTIONS = 40
 """Questions of each kind that a reranker scores: an expensive model takes a second for five passages."""
 RERANKED_PASSAGES = 5
@@ -81,6 +84,7 @@ async def calibrate(
     *,
     scorer: Scorer | None = None,
     at_once: int = AT_ONCE,
+    share: float = 1.0,
     es: AsyncElasticsearch | None = None,
 ) -> Calibration | None:
     """Measure the floor of a generation and store it. None: it has no chunk to measure on, or the model refuses all
@@ -88,6 +92,7 @@ async def calibrate(
 
     120 short questions are embedded, the first time another 120, whose vectors are stored with the generation; 80 are
     reranked. connection: reads vectors (pgvector's types are registered). scorer: the reranker to calibrate as well.
+    at_once: questions that are embedded at the same time. share: of its time, in which what is nearest to them is read.
     es: searches the vectors of a generation that has them in its keyword index; None: all its rows are read, for each
     question. Raises Retryable and Misconfigured as the models do, and psycopg.Error.
     """
@@ -99,7 +104,7 @@ async def calibrate(
     known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)], at_once)
     if not everyday or not known:
         return None
-    near = _Nearest(connection, generation, es)
+    near = _Nearest(connection, generation, es, share)
     measured = measure(
         [await near.best_cosine(question) for question in everyday],
         [await near.best_cosine(question) for question in known],
@@ -209,9 +214,17 @@ class _Nearest:
     connection: Connection
     generation: Generation
     es: AsyncElasticsearch | None
+    share: float
+    """The share of its time in which it reads."""
 
     async def __call__(self, question: _Question, limit: int) -> list[tuple[str, float]]:
         """(text, cosine) of each, nearest first."""
+        began = monotonic()
+        near = await self._read(question, limit)
+        await asyncio.sleep((monotonic() - began) * (1 / self.share - 1))
+        return near
+
+    async def _read(self, question: _Question, limit: int) -> list[tuple[str, float]]:
         chunks = sql.Identifier(self.generation.chunk_table)
         values: dict[str, Any] = {"vector": value(self.generation, question.vector), "limit": limit}
         if self.es is not None and self.generation.vectors == "elasticsearch":
@@ -295,7 +308,13 @@ class CalibrationKeeper:
                     chunks = await graph.rows(connection, generation, most=min(most, COUNTED))
                     if not is_due(before, chunks) or await self._has_to_wait(connection, generation):
                         continue
-                    if await calibrate(connection, generation, await self._models.of(generation), at_once=1):
+                    if await calibrate(
+                        connection,
+                        generation,
+                        await self._models.of(generation),
+                        at_once=1,
+                        share=WORKER_SHARE,
+                    ):
                         calibrated.append(generation.name)
                 except UndefinedTable:  # the generation was retired meanwhile
                     continue

@@ -197,8 +197,9 @@ class GraphKeeper:
         rows = 0
         if estimated is not None and estimated > 2 * READ_WHOLE_ROWS:
             rows = READ_WHOLE_ROWS + 1  # without reading as many, every second of a load
-        elif own is None or waiting > FRONT_ROWS:  # otherwise the step does not depend on it
-            rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
+        elif own is None or waiting:  # otherwise the step does not depend on it
+            most = READ_WHOLE_ROWS + 1 if own is None or waiting > FRONT_ROWS else GRAPH_FROM_ROWS
+            rows = await graph.rows(connection, generation, most=most)
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
         )

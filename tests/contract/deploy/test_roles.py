@@ -221,7 +221,10 @@ async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> 
     assert want > seq, "the audit did not ask for a repair"
 
 
-async def test_the_worker_role_may_insert_into_the_graph_but_not_build_one(place: Place) -> None:
+async def test_the_worker_role_may_insert_into_the_graph_but_not_build_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.core.graph.GRAPH_FROM_ROWS", 1)
     await place.library.put(document("graph.md", "A row waits outside of the graph.", tenant="graph"))
     await place.library.execute("UPDATE index_state SET seq = want_seq")  # the keeper puts off rows while much waits
     settings = PostgresSettings(dsn=place.logins["penstock_worker"])  # type: ignore[arg-type]

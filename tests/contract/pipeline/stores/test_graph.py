@@ -71,6 +71,11 @@ class Keeper:
         raise AssertionError("it does not come to rest")
 
 
+@pytest.fixture(autouse=True)
+def a_few_rows_need_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
+
+
 @asynccontextmanager
 async def open_keeper(library: Library) -> AsyncIterator[Keeper]:
     async with unlimited(library.settings.postgres, "test") as connection:
@@ -248,7 +253,6 @@ async def test_a_first_load_is_searched_exactly_until_its_graph_is_built(
 ) -> None:
     for module in (deciding, keeping):
         monkeypatch.setattr(module, "FRONT_ROWS", 4)
-    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
     await library.put(*pages(20))
     exact, _ = await nearest(library, "exact")
     async with open_keeper(library) as keeper:
@@ -277,7 +281,6 @@ async def test_a_first_graph_waits_until_nothing_has_been_pending_for_a_while(
 ) -> None:
     now = 1_000.0
     monkeypatch.setattr(keeping, "monotonic", lambda: now)
-    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
     monkeypatch.setattr(deciding, "QUIET_SECONDS", 5.0)
     await library.put(*pages(20))
     await library.execute("DROP INDEX chunks_g1_hnsw")
@@ -306,7 +309,7 @@ async def test_the_graph_of_a_first_load_waits_until_the_table_stops_growing(
     for module in (deciding, keeping):
         monkeypatch.setattr(module, "FRONT_ROWS", 4)
         monkeypatch.setattr(module, "READ_WHOLE_ROWS", 30)
-    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 25)
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 20)
     monkeypatch.setattr(deciding, "BUILT_AT_LATEST_SECONDS", 0.0)
     monkeypatch.setattr(keeping, "BUSY_DOCUMENTS", 0)
     monkeypatch.setattr(keeping, "GROWING_SECONDS", 0.0)
@@ -318,6 +321,7 @@ async def test_the_graph_of_a_first_load_waits_until_the_table_stops_growing(
         await library.accept(*pages(1, first=90))  # documents wait for their stores throughout the load
         assert await keeper.turn()
         assert await names(library) == {}, "it is dropped"
+        monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 25)
         await keeper.rest()
         for first in (20, 40):
             await library.put(*pages(20, first=first))
@@ -356,7 +360,6 @@ async def test_an_older_versions_graph_is_used_until_its_successor_is_ready(libr
 async def test_a_graph_left_invalid_by_a_killed_build_is_dropped_and_rebuilt(
     library: Library, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
     if name.endswith("_new"):
         await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
         await library.execute(OLDER)

@@ -88,13 +88,16 @@ def test_one_process_builds_the_graph_of_a_table_that_can_be_read_whole_meanwhil
 
 def test_waiting_rows_move_into_the_graph_while_that_is_cheaper_than_a_new_build() -> None:
     assert next_step(table(OWN)) == ("rest", None)
-    assert next_step(table(OWN, waiting=1)) == ("move", None)
+    assert next_step(table(OWN, rows=GRAPH_FROM_ROWS, waiting=1)) == ("move", None)
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1)) == ("move", None), "too large to do without"
     assert next_step(table(OWN, rows=40_000, waiting=9_000)) == ("move", None)
     assert next_step(table(OWN, rows=40_000, waiting=11_000)) == ("drop", OWN)
     assert next_step(table(OWN, rows=40_000, waiting=11_000, builds=False)) == ("move", None)
-    assert next_step(table(OWN, rows=4_000, waiting=4_000)) == ("move", None), "few take no long"
-    assert next_step(table(OWN, waiting=FRONT_ROWS, busy=True)) == ("rest", None), "documents go first"
+    assert next_step(table(OWN, rows=GRAPH_FROM_ROWS, waiting=FRONT_ROWS)) == ("move", None)
+    assert next_step(table(OWN, rows=GRAPH_FROM_ROWS - 1, waiting=4_000)) == ("rest", None), "no search uses the graph"
+    assert next_step(table(OWN, rows=GRAPH_FROM_ROWS, waiting=FRONT_ROWS, busy=True)) == ("rest", None), (
+        "documents go first"
+    )
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1, busy=True)) == ("move", None)
 
 
