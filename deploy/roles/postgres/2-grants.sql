@@ -195,10 +195,11 @@ BEGIN
         GRANT UPDATE (author, metadata) ON superseded TO penstock_operator;
         GRANT UPDATE (seq, announced_seq) ON documents TO penstock_operator;
         GRANT USAGE ON SEQUENCE ledger_seq TO penstock_operator;
-        GRANT UPDATE ON connectors, connector_groups, conversation_pairs TO penstock_operator;
+        GRANT UPDATE ON connectors, connector_groups TO penstock_operator;
+        GRANT UPDATE (asked_at) ON conversation_pairs TO penstock_operator;
+        GRANT INSERT, UPDATE (position, first_at, last_at) ON conversation_chunks TO penstock_operator;
         GRANT INSERT, UPDATE ON
-            index_state, connector_items, connector_sources, membership_floors, person_floors, conversation_members,
-            conversation_chunks
+            index_state, connector_items, connector_sources, membership_floors, person_floors, conversation_members
             TO penstock_operator;
         GRANT EXECUTE ON FUNCTION ledger_documents, uploads_usage TO penstock_operator;
     END IF;

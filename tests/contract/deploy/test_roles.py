@@ -880,6 +880,41 @@ async def test_the_operators_login_erases_from_documents_and_groups_and_writes_n
         await connection.rollback()
 
 
+async def test_the_operators_login_erases_from_answers_and_conversations_and_writes_nothing_into_them(
+    place: Place,
+) -> None:
+    await place.library.accept(document("a.md", "A"))
+    for statement in (
+        "INSERT INTO standing_questions (tenant, id, principal, question, request, sentences, generation)"
+        """ VALUES ('acme', gen_random_uuid(), 'ann', 'Q', '{}', '[{"text": "A", "cites": [1]}]', 'g1')""",
+        "INSERT INTO superseded (document_id, version, observed_at, content_hash, meta_hash, author, metadata, text)"
+        """ SELECT id, 1, now(), '', '', 'ann', '{"by": ["ann", "bob"]}', 'A' FROM documents LIMIT 1""",
+        "INSERT INTO conversation_pairs (tenant, member, digest, asked_at, tokens, question, answer)"
+        " VALUES ('acme', 'ann', 'd', now(), 1, 'Q', 'A')",
+        "INSERT INTO conversation_chunks (tenant, member, digest, position, first_at, last_at, tokens, text)"
+        " VALUES ('acme', 'ann', 'd', 0, now(), now(), 1, 'A')",
+    ):
+        await place.library.execute(statement)
+    for statement in (
+        """UPDATE standing_questions SET sentences = '[{"text": "B", "cites": [1]}]'""",
+        "UPDATE standing_questions SET sentences = '{}'",
+        "UPDATE superseded SET author = 'eve'",
+        """UPDATE superseded SET metadata = '{"by": ["eve"]}'""",
+        "UPDATE conversation_pairs SET answer = 'B'",
+        "UPDATE conversation_chunks SET text = 'B'",
+    ):
+        assert await place.refused("penstock_operator", statement), statement
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_operator"]) as connection:
+        for erasing in (
+            "UPDATE standing_questions SET sentences = '[]'",
+            """UPDATE superseded SET author = NULL, metadata = '{"by": ["bob"]}'""",
+            "UPDATE conversation_pairs SET asked_at = now()",
+            "UPDATE conversation_chunks SET position = 1, first_at = now(), last_at = now()",
+        ):
+            assert (await connection.execute(erasing.encode())).rowcount > 0
+        await connection.rollback()
+
+
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
