@@ -57,7 +57,7 @@ _BEHIND = """
 """
 _SOURCES = f"{_BEHIND} ORDER BY p.question_id, p.n, p.chunk_id"
 _CHANGED = f"""
-    SELECT question_id, change, array_agg(DISTINCT n) FROM ({_BEHIND}) behind WHERE change IS NOT NULL
+    SELECT question_id, change, array_agg(DISTINCT n) FROM ({_BEHIND} OFFSET 0) behind WHERE change IS NOT NULL
     GROUP BY question_id, change
 """  # noqa: S608 — a constant of this module
 
