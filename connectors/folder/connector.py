@@ -75,9 +75,11 @@ class Hints:
 
     async def __aenter__(self) -> Self:
         self._following = asyncio.create_task(self._follow())
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(START_SECONDS):
                 await self._started.wait()
+        except TimeoutError:
+            self._started.set()  # the caller scans from now on
         return self
 
     async def __aexit__(
@@ -124,30 +126,36 @@ class Hints:
         """Read what ``connectors.folder.follow`` prints, and start it again when it ends. Until then scans find the
         changes."""
         while True:
-            process = await asyncio.create_subprocess_exec(
-                *PROGRAM,
-                str(RESTART_SECONDS),
-                *self._roots,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
-                limit=MAX_LINE_BYTES,
-                start_new_session=True,
-            )
+            reason = "its process ended"
             try:
-                assert process.stdout is not None
-                async for line in process.stdout:
-                    self._take(json.loads(line))
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(END_SECONDS):
-                        await process.wait()
+                await self._read()
+            except (OSError, ValueError) as error:  # no process can be started, or it ended within a line
+                reason = f"{reason}: {error}"
             self._started.set()
-            self._problems = {root: _not_watched(root, "its process ended") for root in self._roots}
+            self._problems = {root: _not_watched(root, reason) for root in self._roots}
             await asyncio.sleep(RESTART_SECONDS)
-            self._everything = True
+
+    async def _read(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *PROGRAM,
+            str(RESTART_SECONDS),
+            *self._roots,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
+            limit=MAX_LINE_BYTES,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                self._take(json.loads(line))
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await process.wait()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         match message:
@@ -158,7 +166,9 @@ class Hints:
             case {"following": folders}:
                 self._not_yet, self._problems = set(folders), {}
             case {"followed": folder}:
-                self._everything |= self._started.is_set()  # what changed before this was not noticed
+                if self._started.is_set():  # what changed before this was not noticed
+                    self._everything = True
+                    self._has_changes.set()
                 self._problems.pop(folder, None)
                 self._know(folder)
             case {"failed": folder, "reason": reason}:

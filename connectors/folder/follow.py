@@ -6,6 +6,7 @@ answer would so stop every connector, and a folder with a quarter of a million f
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -35,10 +36,11 @@ def main(restart_seconds: float, roots: Sequence[str]) -> None:
     os._exit(0)  # the threads may wait for a mount
 
 
-def _follow(watched: str, is_recursive: bool, pause: float) -> None:
+def _follow(watched: str, is_recursive: bool, restart_seconds: float) -> None:
+    pause = restart_seconds
     while True:
+        is_new, since = True, math.inf
         try:
-            is_new = True
             for changes in watch(
                 watched,
                 watch_filter=None,
@@ -51,9 +53,11 @@ def _follow(watched: str, is_recursive: bool, pause: float) -> None:
                 ignore_permission_denied=True,
             ):
                 _write([{"followed": watched}] * is_new + [{"changed": path} for _, path in changes])
-                is_new = False
+                is_new, since = False, min(since, time.monotonic())
         except (OSError, RuntimeError, ValueError) as error:  # what inotify refuses, and names that are not UTF-8
             _write([{"failed": watched, "reason": str(error)}])
+        if time.monotonic() - since > LONGEST_RESTART_SECONDS:
+            pause = restart_seconds
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_RESTART_SECONDS)
 

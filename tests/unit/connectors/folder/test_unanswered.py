@@ -6,13 +6,16 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from connectors.folder import follow
 from connectors.folder.connector import PROGRAM, Hints
 from connectors.folder.source import Folder, FolderSettings
 from connectors.source import Context
@@ -99,3 +102,49 @@ async def test_the_program_that_follows_folders_is_started_again_when_it_ends(
         while (targets := await hints.next(asyncio.Event(), 10)) is None:
             pass
         assert targets == [(str(tmp_path), str(tmp_path / "a.md"))]
+
+
+@pytest.mark.parametrize("program", [("/nonexistent",), (sys.executable, "-c", "print('{', end='')")])
+async def test_folders_are_followed_again_after_a_program_that_could_not_be_started_or_ended_within_a_line(
+    program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were followed no more, and no problem said so."""
+    monkeypatch.setattr("connectors.folder.connector.RESTART_SECONDS", 0.1)
+    monkeypatch.setattr("connectors.folder.connector.PROGRAM", program)
+    async with asyncio.timeout(30), Hints([str(tmp_path)]) as hints:
+        await until(lambda: [problem.code for problem in hints.problems()] == ["not_watched"])
+        monkeypatch.setattr("connectors.folder.connector.PROGRAM", PROGRAM)
+        await until(lambda: not hints.problems())
+
+
+async def test_everything_is_scanned_once_a_folder_is_followed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changed after the first scan had listed it was missed until the next one."""
+    monkeypatch.setattr("connectors.folder.connector.START_SECONDS", 0)
+    async with asyncio.timeout(30), Hints([str(tmp_path)]) as hints:
+        assert await hints.next(asyncio.Event(), 3600) is None
+
+
+def test_a_folder_that_was_followed_for_long_is_soon_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure doubled the pause for all later ones, such as those by names that are not UTF-8."""
+    now, pauses = 0.0, list[float]()
+
+    def watching(*_: object, **__: object) -> Iterator[set[object]]:
+        nonlocal now
+        yield set()
+        now += 1 if len(pauses) < 3 else 3600
+        yield set()
+        raise RuntimeError("a name")
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow, "watch", watching)
+    monkeypatch.setattr(follow, "_write", lambda _: None)
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with pytest.raises(KeyboardInterrupt):
+        follow._follow("docs", True, 5.0)
+    assert pauses == [5, 10, 20, 5]
