@@ -24,15 +24,20 @@ MAX_ATTACHMENTS = 1_000
 
 def read_mail(data: bytes, limits: Limits) -> Extracted:
     """Read a mail. Raises Unreadable: encrypted, broken."""
-    message = BytesParser(policy=policy.default).parsebytes(data)
-    if not isinstance(message, EmailMessage) or not message.keys():
-        raise Unreadable("broken", "is named as a mail but has no mail headers")
-    if message.get_content_type() in _ENCRYPTED and message.get_param("smime-type") != "signed-data":
-        raise Unreadable("encrypted", "is an encrypted mail: save its decrypted text")
+    try:
+        message = BytesParser(policy=policy.default).parsebytes(data)
+        if not isinstance(message, EmailMessage) or not message.keys():
+            raise Unreadable("broken", "is named as a mail but has no mail headers")
+        if message.get_content_type() in _ENCRYPTED and message.get_param("smime-type") != "signed-data":
+            raise Unreadable("encrypted", "is an encrypted mail: save its decrypted text")
+        part = message.get_body(preferencelist=("plain", "html"))
+        attachments = list(message.iter_attachments())
+    except _DAMAGED as error:
+        raise Unreadable("broken", "has damaged headers, so its text cannot be recognised") from error
     subject = _header(message, "Subject")
     head = [f"{name}: {value}" for name in _SHOWN_HEADERS if (value := _header(message, name))]
-    blocks = [markdown.heading(1, subject), "  \n".join(head), _body(message).strip()]
-    if names := [_attachment(part) for part in message.iter_attachments()][:MAX_ATTACHMENTS]:
+    blocks = [markdown.heading(1, subject), "  \n".join(head), _body(part).strip()]
+    if names := [_attachment(attached) for attached in attachments[:MAX_ATTACHMENTS]]:
         blocks.append("Attachments:\n" + "\n".join(f"- {name}" for name in names))
     metadata: dict[str, str | int | float | bool] = {"attachments": len(names)}
     if (moment := _date(message)) is not None:
@@ -60,8 +65,7 @@ def _date(message: EmailMessage) -> datetime | None:
         return None
 
 
-def _body(message: EmailMessage) -> str:
-    part = message.get_body(preferencelist=("plain", "html"))
+def _body(part: MIMEPart | None) -> str:
     if part is None:
         return ""
     words = _content(part)
@@ -73,7 +77,7 @@ def _body(message: EmailMessage) -> str:
 def _content(part: MIMEPart) -> str:
     try:
         return str(part.get_content())
-    except (LookupError, ValueError):  # the character set does not exist, or the text is not in it
+    except _DAMAGED:  # the character set does not exist, or the text is not in it
         payload = part.get_payload(decode=True)
         return payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""
 
@@ -81,7 +85,7 @@ def _content(part: MIMEPart) -> str:
 def _attachment(part: MIMEPart) -> str:
     try:
         name = part.get_filename()
-    except (ValueError, LookupError, TypeError):
+    except _DAMAGED:
         name = None
     label = " ".join((name or "").split())[:200]
     if not label and part.get_content_type() == "message/rfc822":

@@ -17,6 +17,7 @@ from pptx.util import Inches
 
 from connectors.extraction import sandbox
 from connectors.extraction.mail import read_mail
+from connectors.extraction.result import Unreadable
 from connectors.extraction.settings import ExtractionSettings
 from connectors.folder.content import read
 from tests.support.connectors.extraction_kit import SMALL, Extract, saved
@@ -172,6 +173,23 @@ def test_a_mail_whose_date_is_damaged_is_read() -> None:
         assert result.text.startswith("# s\n")
         assert result.text.endswith("body\n")
         assert "sent_at" not in result.metadata
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Type: x/y; a*",
+        b"Content-Disposition: ; a*",
+        b"Content-Type: text/plain; charset*=idna''utf-8",
+        b"Content-Type: text/plain; charset*=\"u\x00\"''utf-8",
+        b"Content-Type: multipart/mixed; boundary=b; charset=idna",
+    ],
+)
+def test_a_mail_whose_parts_cannot_be_recognised_is_broken(headers: bytes) -> None:
+    """The library's errors counted as a crash of the program that reads mails."""
+    with pytest.raises(Unreadable) as raised:
+        read_mail(b"Subject: s\n" + headers + b"\n\n\xc3\xa4\n", ExtractionSettings().limits())
+    assert raised.value.code == "broken"
 
 
 async def test_text_is_read_without_a_process_and_by_its_media_type_if_the_name_has_no_suffix(
