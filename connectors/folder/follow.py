@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from watchfiles import watch
+from watchfiles import Change, watch
 
 QUIET_MS, DEBOUNCE_MS = 20, 400
 """An editor saves a file by several events, which are handled together: until there was none for one to two times the
@@ -41,6 +41,7 @@ def _follow(watched: str, is_recursive: bool, restart_seconds: float) -> None:
     while True:
         is_new, since = True, math.inf
         try:
+            device = os.stat(watched).st_dev
             for changes in watch(
                 watched,
                 watch_filter=None,
@@ -54,6 +55,9 @@ def _follow(watched: str, is_recursive: bool, restart_seconds: float) -> None:
             ):
                 _write([{"followed": watched}] * is_new + [{"changed": path} for _, path in changes])
                 is_new, since = False, min(since, time.monotonic())
+                # The library goes on without a word, and notices nothing any more.
+                if os.stat(watched).st_dev != device or (Change.deleted, watched) in changes:
+                    raise FileNotFoundError("it was removed, replaced or mounted")
         except (OSError, RuntimeError, ValueError) as error:  # what inotify refuses, and names that are not UTF-8
             _write([{"failed": watched, "reason": str(error)}])
         if time.monotonic() - since > LONGEST_RESTART_SECONDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -146,5 +147,22 @@ def test_a_folder_that_was_followed_for_long_is_soon_followed_again(monkeypatch:
     monkeypatch.setattr(follow, "_write", lambda _: None)
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     with pytest.raises(KeyboardInterrupt):
-        follow._follow("docs", True, 5.0)
+        follow._follow(os.curdir, True, 5.0)
     assert pauses == [5, 10, 20, 5]
+
+
+async def test_a_folder_that_vanishes_is_followed_again_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as followed, but changes in it were not noticed any more."""
+    monkeypatch.setattr("connectors.folder.connector.RESTART_SECONDS", 0.1)
+    folder = tmp_path / "docs"
+    async with asyncio.timeout(60), Hints([str(folder)]) as hints:
+        for _ in range(2):
+            await until(lambda: [problem.code for problem in hints.problems()] == ["not_watched"])
+            folder.mkdir()
+            await until(lambda: not hints.problems())
+            assert await hints.next(asyncio.Event(), 0) is None
+            (folder / "a.md").write_text("new")
+            assert await hints.next(asyncio.Event(), 3600) == [(str(folder), str(folder / "a.md"))]
+            shutil.rmtree(folder)
