@@ -345,15 +345,19 @@ class _Api:
             intake = self.intake(tenant, request.query_params.get("source"))
         try:
             with intake.writing() as file:
-                async with asyncio.timeout(ARRIVAL_SECONDS + intake.max_bytes / LEAST_BYTES_PER_SECOND):
-                    body = await receive(request, file)
+                try:
+                    async with asyncio.timeout(ARRIVAL_SECONDS + intake.max_bytes / LEAST_BYTES_PER_SECOND) as limit:
+                        body = await receive(request, file)
+                except TimeoutError as error:
+                    if not limit.expired():  # the store's disk
+                        raise
+                    detail = "the file did not arrive in time: others wait for its place"
+                    raise Refusal(408, "Too slow", detail) from error
                 upload = await self._store(intake, tenant, body, file, before)
         except TooLarge as error:
             await drain(request)
             detail = f"a file has at most {intake.max_bytes:,} bytes: split it"
             raise Refusal(413, "Too large", detail) from error
-        except TimeoutError as error:
-            raise Refusal(408, "Too slow", "the file did not arrive in time: others wait for its place") from error
         except QuotaReached as error:
             self._on_refused(intake.table.instance[1], "quota")
             raise Refusal(507, "Quota reached", str(error)) from error
