@@ -170,6 +170,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: review.list_pending(connection, caller),
         lambda: standing.rows(connection, HELD, "ann"),
         lambda: standing.count(connection, HELD, "ann"),
+        lambda: standing.summaries(connection, caller, "ann"),
         lambda: standing.sources(connection, caller, [STANDING[0]]),
         lambda: standing._entered(connection, caller, [STANDING[0]]),
         lambda: standing.embed_again(connection, HELD, STANDING[0], HalfVector([0.1] * 65), generation.name, Words()),
