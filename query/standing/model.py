@@ -89,12 +89,8 @@ class Standing:
 
     @property
     def changes(self) -> dict[Kind, list[int]]:
-        """The kinds of change, each with the numbers of the sentences concerned, from 1. A new passage concerns all of
-        them."""
-        results = {kind: affected(self.behind, numbers) for kind, numbers in by_kind(self.sources).items()}
-        if self.entered:
-            results["new"] = list(range(1, len(self.behind) + 1))
-        return in_order(results)
+        """See ``changes_of``."""
+        return changes_of(self.behind, by_kind(self.sources), has_entered=bool(self.entered))
 
     @property
     def summary(self) -> Summary:
@@ -106,9 +102,17 @@ class Standing:
         return list(dict.fromkeys(source.document_id for source in self.sources if source.change not in LOST))
 
 
-def in_order(changes: Mapping[Kind, list[int]]) -> dict[Kind, list[int]]:
-    """The changes, the most serious kind first."""
-    return {kind: changes[kind] for kind in KINDS if kind in changes}
+def changes_of(
+    behind: Sequence[Sequence[int]], changed: Mapping[Kind, set[int]], *, has_entered: bool
+) -> dict[Kind, list[int]]:
+    """The kinds of change, the most serious first, each with the numbers of the sentences concerned, from 1.
+
+    behind: the numbers of the passages behind each sentence. changed: those of the changed passages. has_entered:
+    whether there is a new passage, which concerns all sentences."""
+    results = {kind: affected(behind, passages) for kind, passages in changed.items()}
+    if has_entered:
+        results["new"] = list(range(1, len(behind) + 1))
+    return {kind: results[kind] for kind in KINDS if kind in results}
 
 
 def by_kind(sources: Iterable[Source]) -> dict[Kind, set[int]]:

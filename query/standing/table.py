@@ -23,8 +23,7 @@ from query.standing.model import (
     Source,
     Standing,
     Summary,
-    affected,
-    in_order,
+    changes_of,
     readable,
 )
 from query.standing.words import NO_WORDS, Words
@@ -154,25 +153,22 @@ async def summaries(connection: Connection, caller: Caller, principal: str) -> l
     results = await cursor.fetchall()
     ids = [row[0] for row in results]
     values = {"tenant": caller.tenant, "tags": sorted(caller.tags), "ids": ids}
-    changed: dict[UUID, dict[Kind, list[int]]] = {}
+    changed: dict[UUID, dict[Kind, set[int]]] = {}
     for question, kind, numbers in await (await connection.execute(_CHANGED.encode(), values)).fetchall():
-        changed.setdefault(question, {})[kind] = numbers
+        changed.setdefault(question, {})[kind] = set(numbers)
     entered = await _entered(connection, caller, ids)
     listed = []
     for id_, question, stored_at, asked_at, sentences in results:
         changes: dict[Kind, list[int]] = {}
-        if numbers_of := changed.get(id_):
+        if id_ in changed or id_ in entered:
             cursor = await connection.execute(
                 "SELECT jsonb_path_query_array(sentences, '$[*].cites') FROM standing_questions"
                 " WHERE tenant = %s AND id = %s",
                 [caller.tenant, id_],
             )
             row = await cursor.fetchone()
-            behind = row[0] if row else []
-            changes = {kind: affected(behind, set(numbers)) for kind, numbers in numbers_of.items()}
-        if id_ in entered:
-            changes["new"] = list(range(1, sentences + 1))
-        listed.append(Summary(id_, question, stored_at, asked_at, not sentences, in_order(changes)))
+            changes = changes_of(row[0] if row else [], changed.get(id_, {}), has_entered=id_ in entered)
+        listed.append(Summary(id_, question, stored_at, asked_at, not sentences, changes))
     return listed
 
 
