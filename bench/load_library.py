@@ -22,7 +22,6 @@ from time import perf_counter
 from typing import Any
 
 import structlog
-from pgvector import HalfVector
 
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_runs import SHARES, tag
@@ -42,6 +41,7 @@ from pipeline.runtime.settings import (
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import open_pool
+from pipeline.stores.vectors import Row, insert
 from query.evaluation.place import assembled
 from tests.support.query.library import Library, document
 
@@ -122,7 +122,7 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
             some = await work.load(connection, generation.name, "vectors", ids[start : start + 256])
             texts = await work.bodies(connection, some)
             rows = [
-                (id_, w.identity.id, w.access_id, text, HalfVector(vectors.vector(text)))
+                Row(id_, w.identity.id, w.access_id, text, vectors.vector(text), in_graph=True)
                 for w in some
                 if w.manifest is not None
                 for id_, text in (
@@ -130,11 +130,7 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
                     for i, spans in zip(w.manifest.chunk_ids, w.manifest.spans, strict=True)
                 )
             ]
-            statement = f"COPY {generation.chunk_table} (id, document_id, access_id, text, embedding) FROM STDIN"
-            async with connection.cursor().copy(f"{statement} (FORMAT BINARY)".encode()) as copy:
-                copy.set_types(["uuid", "uuid", "int8", "text", generation.vector_type])
-                for row in rows:
-                    await copy.write_row(row)
+            await insert(connection, generation, rows)
         await connection.execute("UPDATE index_state SET seq = want_seq, settled_at = now() WHERE store = 'vectors'")
 
 

@@ -27,9 +27,10 @@ searches by meaning are incomplete for callers who may read more than READ_WHOLE
 BUSY_DOCUMENTS = 20
 """While more documents are pending, they go first: building a graph takes processors from the sinks, and they may
 replace the rows that it is built from."""
-QUIET_SECONDS = 5.0
-"""For so long, no document may have been pending before the first graph of a table is built that can be read whole. The
-build takes a processor for some seconds after a load, when the next changes are likely."""
+QUIET_SECONDS, SKETCHED_QUIET_SECONDS = 5.0, 30.0
+"""For so long, no document may have been pending before the first graph of a table is built that can be read whole:
+longer where sketches make that fast (docs/adr/0121). The build takes a processor for some seconds after a load, when
+the next changes are likely."""
 BUSY_AT_MOST_SECONDS = 120.0
 """A document that has been pending for longer does not go first any more: its store may have an outage."""
 LATE_SECONDS = 3.0
@@ -109,6 +110,8 @@ class Table:
     """Whether live changes are late, or were within LATE_FOR_SECONDS."""
     without_seconds: float
     """How long the table has had no graph although it is large enough for one."""
+    sketched: bool
+    """Whether its rows have sketches."""
     builds: bool
     """Whether a graph may be built: the table is ours, and no command is filling it or building an index on it."""
 
@@ -156,5 +159,6 @@ def _worth_a_graph(table: Table) -> bool:
     grows = table.growing and table.rows > READ_WHOLE_ROWS
     if grows:  # also when, for a moment, nothing is pending
         return table.without_seconds >= GROWN_AT_LATEST_SECONDS
-    may_wait = table.busy or (table.rows <= READ_WHOLE_ROWS and table.quiet_seconds < QUIET_SECONDS)
+    quiet = SKETCHED_QUIET_SECONDS if table.sketched else QUIET_SECONDS
+    may_wait = table.busy or (table.rows <= READ_WHOLE_ROWS and table.quiet_seconds < quiet)
     return table.rows >= GRAPH_FROM_ROWS and (not may_wait or table.without_seconds >= BUILT_AT_LATEST_SECONDS)

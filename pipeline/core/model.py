@@ -20,6 +20,8 @@ Quantisation = Literal["halfvec", "binary"]
 MAX_GRAPH_DIMENSIONS: Mapping[Quantisation, int] = {"halfvec": 4_000, "binary": 16_000}
 """The most dimensions that a graph in pgvector takes; a graph of signs would take 64,000, but the row
 with its halfvec does not."""
+SKETCH_BLOCK = 128
+"""A sketch (``pipeline.core.sketch``) has one bit for each dimension, rounded up to whole blocks of so many."""
 
 ConflictKind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
 Span = tuple[int, int]
@@ -110,6 +112,13 @@ class Generation:
     vectors: VectorIndex = "pgvector"
     quantisation: Quantisation = "halfvec"
     """A graph in pgvector holds each vector, or with ``binary`` the signs of its numbers."""
+    sketched: bool = True
+    """Whether rows of its chunk table have sketches (``pipeline.core.sketch``); False: an older version made it."""
+
+    @property
+    def sketch_bits(self) -> int:
+        """The number of bits of a sketch."""
+        return -(-self.dimensions // SKETCH_BLOCK) * SKETCH_BLOCK
 
     @property
     def indexed_dimensions(self) -> int | None:

@@ -247,6 +247,7 @@ class Migration:
             service=replace(service, price_per_million_tokens=change.price),
             vectors=vectors,
             quantisation="halfvec" if vectors == "elasticsearch" else change.quantisation or active.quantisation,
+            sketched=True,
         )
         most = MAX_GRAPH_DIMENSIONS[new.quantisation]
         if new.dimensions > most:

@@ -21,7 +21,7 @@ weights round differently on another family of processors (int8 against float32 
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type, service, calibration, vectors, quantisation"
+    "keyword_index, vector_type, service, calibration, vectors, quantisation, sketched"
 )
 
 

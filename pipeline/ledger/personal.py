@@ -556,7 +556,7 @@ PLACES: tuple[Place, ...] = (
         free=(
             "name state model revision dimensions input_window params document_prefix query_prefix "
             "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration everyday "
-            "vectors quantisation"
+            "vectors quantisation sketched"
         ),
     ),
     Place(
@@ -598,7 +598,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place("trail.heads", free="number at day chain count digest key_id mac"),
 )
-CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id access_id created_at in_graph")
+CHUNKS = Place("chunks_*", personal="text embedding sketch", free="id document_id access_id created_at in_graph")
 
 
 async def raise_floor(connection: Connection, tenant: str, name: str, of: Literal["source", "person"]) -> datetime:

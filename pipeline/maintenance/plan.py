@@ -174,9 +174,10 @@ def entry_vector_bytes(dimensions: int) -> tuple[float, float]:
 
 
 def row_bytes(characters: int, dimensions: int) -> float:
-    """Bytes of one chunk in its table: always with the whole halfvec, which scores the results of a quantised graph."""
+    """Bytes of one chunk in its table: always with the whole halfvec, which scores the results of a quantised graph,
+    and with a sketch."""
     vector = 2 * dimensions + 8
-    return ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1)
+    return ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1) + ceil(dimensions / 8)
 
 
 def plan(workload: Workload, prices: Prices | None = None) -> Plan:

@@ -119,7 +119,7 @@ class Rebuild:
             name = f"g{int(name[1:]) + 1}"  # not ours to empty: a ledger that was lost may have named it
         new = replace(origin, name=name, state="building")
         if store == "vectors":
-            new = replace(new, chunk_table=f"chunks_{name}")
+            new = replace(new, chunk_table=f"chunks_{name}", sketched=True)
             await generation_tables.drop_table(
                 self._connection, new.chunk_table
             )  # of a run that was killed before it had a row

@@ -228,6 +228,7 @@ class GraphKeeper:
             quiet_seconds=_seconds_since(history.quiet_since),
             late=monotonic() < history.late_until,
             without_seconds=_seconds_since(history.without_graph_since),
+            sketched=generation.sketched,
             builds=builds,
         )
 

@@ -263,13 +263,13 @@ class VectorSink(FinalStage):
                     for i in p.missing[:WRITE_CHUNKS]:
                         if cached := self._cached.get((generation.name, i)):
                             text, vector = cached
-                            value, in_graph = vectors.value(generation, vector), p.work.lane not in outside
-                            rows.append((i, p.work.identity.id, p.work.access_id, text, value, in_graph))
+                            in_graph = p.work.lane not in outside
+                            rows.append(vectors.Row(i, p.work.identity.id, p.work.access_id, text, vector, in_graph))
                 await vectors.insert(connection, generation, rows)
                 await vectors.delete(connection, generation, [i for p in still for i in p.gone])
                 stale = {p.work.identity.id: p.work.access_id for p in still if p.had_rows}
                 unstamped = await vectors.restamp_access(connection, generation, stale, limit=WRITE_CHUNKS)
-                written = {row[0] for row in rows}
+                written = {row.id for row in rows}
                 complete = [
                     _settled(p.work, refused.get(p.work.identity.id, set()), embedded.get(p.work.identity.id, 0))
                     for p in still

@@ -412,10 +412,11 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
     """The generation's chunk table, without its graph (``stores.graph``). Repeats are harmless.
 
     access_id is a hint for filtering and deliberately not indexed: where a page has room, changing it is a HOT update
-    that leaves the graph alone.
+    that leaves the graph alone. A row without a sketch was written by a worker of an older version.
     """
     table = sql.Identifier(generation.chunk_table)
     vector = sql.SQL(f"{generation.vector_type}({generation.dimensions})")
+    bits = sql.SQL(f", sketch bit({generation.sketch_bits})" if generation.sketched else "")
     await connection.execute(
         sql.SQL(
             """
@@ -427,9 +428,10 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
                 text        text NOT NULL,
                 embedding   {vector} NOT NULL,
                 in_graph    boolean NOT NULL DEFAULT true
+                {bits}
             ) WITH (fillfactor = 90)
             """
-        ).format(table=table, vector=vector)
+        ).format(table=table, vector=vector, bits=bits)
     )
     await connection.execute(
         sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (document_id)").format(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
-from pgvector import HalfVector, Vector
+from pgvector import Bit, HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.identity import chunk_ids
 from pipeline.core.model import Generation
+from pipeline.core.sketch import sketches
 from pipeline.core.titles import EmbeddedChunk
 from pipeline.observability.tracing import trace_statement
 from pipeline.stores.postgres import Connection
@@ -77,17 +79,43 @@ async def of_ids(
     }
 
 
-async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
-    if rows:
-        with trace_statement("INSERT", generation.chunk_table, len(rows)):
-            await connection.execute(
-                sql.SQL(
-                    "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph) SELECT * FROM"
-                    " unnest(%b::uuid[], %b::uuid[], %b::bigint[], %b::text[], %b::{}[], %b::boolean[])"
-                    " ON CONFLICT (id) DO NOTHING"
-                ).format(sql.Identifier(generation.chunk_table), sql.SQL(generation.vector_type)),
-                [list(column) for column in zip(*rows, strict=True)],
-            )
+class Row(NamedTuple):
+    """A row of the chunk table."""
+
+    id: UUID
+    document_id: UUID
+    access_id: int | None
+    text: str
+    vector: NDArray[np.float32]
+    """Shape (dimensions,), unit length."""
+    in_graph: bool
+
+
+async def insert(connection: Connection, generation: Generation, rows: Sequence[Row]) -> None:
+    """Insert rows, except those that are there."""
+    if not rows:
+        return
+    values: list[Sequence[object]] = [
+        [row.id for row in rows],
+        [row.document_id for row in rows],
+        [row.access_id for row in rows],
+        [row.text for row in rows],
+        [value(generation, row.vector) for row in rows],
+        [row.in_graph for row in rows],
+    ]
+    column, array = sql.SQL(""), sql.SQL("")
+    if generation.sketched:
+        column, array = sql.SQL(", sketch"), sql.SQL(", %b::varbit[]")
+        values.append([Bit(bits) for bits in sketches(np.stack([row.vector for row in rows]), generation.sketch_bits)])
+    with trace_statement("INSERT", generation.chunk_table, len(rows)):
+        await connection.execute(
+            sql.SQL(
+                "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph{}) SELECT * FROM"
+                " unnest(%b::uuid[], %b::uuid[], %b::bigint[], %b::text[], %b::{}[], %b::boolean[]{})"
+                " ON CONFLICT (id) DO NOTHING"
+            ).format(sql.Identifier(generation.chunk_table), column, sql.SQL(generation.vector_type), array),
+            values,
+        )
 
 
 async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:

@@ -1,4 +1,5 @@
-"""Checks what the graph of the vectors finds: for some searches, the nearest passages are also determined exactly.
+"""Checks what the graph of the vectors, or their sketches, find: for some searches, the nearest passages are also
+determined by all vectors.
 
 A graph returns fewer of the nearest passages the larger its table is, and whoever searches does not notice.
 """
@@ -35,7 +36,7 @@ Connect = Callable[[float, str, str], AbstractAsyncContextManager[Connection]]
 
 
 class RecallCheck:
-    """Compares searches through a graph with exact scans.
+    """Compares searches through a graph or by sketches with scans of all vectors.
 
     Law: it delays no search, never raises, and runs one check at a time.
     """
@@ -49,7 +50,7 @@ class RecallCheck:
         self._due_at = monotonic()
 
     def offer(self, query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> None:
-        """Check a search that has just been answered through the graph, unless it is too early."""
+        """Check a search that has just been answered, unless it is too early."""
         if monotonic() < self._due_at or (self._task is not None and not self._task.done()):
             return
         self._task = asyncio.create_task(self._check(query, vector, scan, limit), name="recall")

@@ -252,7 +252,7 @@ class Stores:
                             tuning=self._tuning,
                         )
                         await self._compare(scope, offer.candidates, compared, connection)
-                if scan in ("graph", "whole graph") and self._recall is not None:
+                if scan in ("graph", "whole graph", "sketched") and self._recall is not None:
                     self._recall.offer(query, vector, scan, limit=limit)
                 if scan in ("index", "words"):
                     await self._indexed(question if scan == "words" else None, scope, vector, offer)

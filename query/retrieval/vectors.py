@@ -26,11 +26,14 @@ from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
 
+import numpy as np
 from elasticsearch import AsyncElasticsearch
+from pgvector import Bit
 from psycopg import sql
 
 from pipeline.core.graph import CAREFUL_PARAMETERS, READ_WHOLE_ROWS
 from pipeline.core.model import Generation
+from pipeline.core.sketch import DEVIATIONS, sketches
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
 from pipeline.stores.graph import RESCORED, distance, own_name
@@ -41,14 +44,23 @@ from query.access.filters import NONE, Filters, clauses, conditions, values
 from query.model import Candidate
 from query.retrieval.keywords import may_read
 
-Scan = Literal["graph", "whole graph", "exact", "index", "words"]
-"""whole graph: a graph over all rows, as an older version created it; no row is outside of it. index: the graph in the
-keyword index. words: only passages that keyword search returns are compared, because there is no graph yet."""
+Scan = Literal["graph", "whole graph", "exact", "sketched", "index", "words"]
+"""exact: all rows are compared. sketched: all rows' sketches are compared, and then the vectors of those that can be
+among the nearest (docs/adr/0121). whole graph: a graph over all rows, as an older version created it; no row is outside
+of it. index: the graph in the keyword index. words: only passages that keyword search returns are compared, because
+there is no graph yet."""
 
 VISIT_COST = 8
 """The cost of visiting a row in the graph, in rows of an exact scan. Measured: 22 µs for a visit and 4 µs for a row
 (60,000 rows of 384 dimensions, in memory); on 100,000 rows of 1,536 dimensions, a tenth of them readable, the walk took
 41 ms and reading the 9,968 rows took 34 ms."""
+
+SKETCH_GAIN = 6
+"""So many rows are compared by their sketches in the time of one row by its vector. Measured with 1,536 dimensions:
+3.1 µs a row by vectors; by sketches .33 µs a row and 3.3 µs for each that is read whole."""
+FEWEST_COMPARED, MOST_COMPARED = 64, 10_000
+"""Limits on the rows of a sketched scan that are read whole: as many as come before a last one of at least that rank,
+with a margin for the error of sketches; at most so many (33 ms), where a model's vectors are all alike."""
 
 OVERFETCH = 2
 """A walk through signs fetches this many times the limit, times ``RESCORED``. A walk through halfvecs fetches the limit
@@ -71,9 +83,10 @@ class Tuning:
     max_scan_tuples: int = 200_000
     """The most rows that a walk visits. The switch to exact scans keeps the expected walk below it up to 50 M rows."""
     always_exact_rows: int = 5_000
-    """So few rows are always scanned exactly, which takes 15–35 ms; also before the size of the table is known."""
+    """So few rows are always scanned exactly, which takes 15–35 ms; also before the size of the table is known. With
+    sketches, SKETCH_GAIN times as many."""
     most_exact_rows: int = READ_WHOLE_ROWS
-    """The most rows that are scanned exactly while there is no graph."""
+    """The most rows that are scanned exactly while there is no graph; with sketches, SKETCH_GAIN times as many."""
     random_page_cost: float = 1.0
     """The planner's setting for an index in memory; with the default, a sequential scan looks cheaper."""
 
@@ -93,14 +106,15 @@ class NeighbourQuery:
 async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: int, tuning: Tuning) -> Scan:
     """The scan for a query. It counts the rows that access and filters leave, up to where the graph is better."""
     graph, rows, per_document = await _size(connection, query.generation)
-    most_rows = tuning.always_exact_rows
+    gain = SKETCH_GAIN if query.generation.sketched else 1
+    most_rows = gain * tuning.always_exact_rows
     if query.generation.vectors == "elasticsearch":
         graph = "index"  # which compares all entries by itself where few pass the filter
-    elif graph is None:
-        graph, most_rows, per_document = "words", tuning.most_exact_rows, 1  # a load outdates the planner's estimates
+    elif graph is None:  # a load outdates the planner's estimates
+        graph, most_rows, per_document = "words", gain * tuning.most_exact_rows, 1
     else:
         most_rows = max(
-            most_rows, isqrt(VISIT_COST * OVERFETCH * RESCORED[query.generation.quantisation] * limit * rows)
+            most_rows, isqrt(gain * VISIT_COST * OVERFETCH * RESCORED[query.generation.quantisation] * limit * rows)
         )
     cursor = await connection.execute(
         sql.SQL(
@@ -127,7 +141,12 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
         prepare=False,  # the best plan depends on the filter's values
     )
     row = await cursor.fetchone()
-    return "exact" if row and row[0] else graph
+    return complete(query.generation) if row and row[0] else graph
+
+
+def complete(generation: Generation) -> Scan:
+    """The scan of all rows that may be read."""
+    return "sketched" if generation.sketched else "exact"
 
 
 async def _size(connection: Connection, generation: Generation) -> tuple[Scan | None, int, int]:
@@ -164,8 +183,8 @@ async def nearest(
     configured = partial(configure, connection, query.generation, limit=limit, tuning=tuning)
     walked = await configured(scan, timeout_seconds=timeout_seconds)
     candidates = await _candidates(connection, *build(query, vector, scan, limit=limit, walked=walked))
-    if scan != "exact" and len(candidates) < limit:
-        scan = "exact"
+    if scan not in ("exact", "sketched") and len(candidates) < limit:
+        scan = complete(query.generation)
         await configured(scan, timeout_seconds=deadline - monotonic())
         candidates = await _candidates(connection, *build(query, vector, scan, limit=limit, walked=limit))
     return candidates, scan
@@ -210,7 +229,8 @@ _SETTINGS = """
         ))::integer::text, true),
         set_config('hnsw.iterative_scan', 'relaxed_order', true),
         set_config('hnsw.max_scan_tuples', %(max_scan_tuples)s, true),
-        set_config('hnsw.scan_mem_multiplier', '8', true),
+        set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) >> 10, %(work_kb)s)::text, true),
+        set_config('hnsw.scan_mem_multiplier', '2', true),
         set_config('random_page_cost', %(random_page_cost)s, true),
         set_config('statement_timeout', %(milliseconds)s, true),
         set_config('enable_seqscan', %(sequential)s, true),
@@ -226,6 +246,8 @@ _SETTINGS = """
     ) growth (grown)
 """
 """grown: how many times the candidate list of a small table the list has."""
+WORK_KB = 16_384
+"""Holds the sketches' distances of 300,000 rows, and twice as much the candidates of a walk."""
 
 
 async def configure(
@@ -243,6 +265,7 @@ async def configure(
             "growth": GROWTH,
             "careful_growth": CAREFUL_GROWTH,
             "limit": limit,
+            "work_kb": WORK_KB,
             "ef_search": tuning.ef_search,
             "max_scan_tuples": str(tuning.max_scan_tuples),
             "random_page_cost": str(tuning.random_page_cost),
@@ -264,14 +287,14 @@ _WALK = """
         WHERE {inside} c.access_id = ANY(%(ids)s::bigint[]) {ledger}
         ORDER BY {order} LIMIT %(walked)s
 """
+_WAITING = "{chunks} c WHERE NOT c.in_graph AND c.access_id = ANY(%(ids)s::bigint[]) {ledger}"
 _OUTSIDE = """
         SELECT * FROM (
-            SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
-            WHERE NOT c.in_graph AND c.access_id = ANY(%(ids)s::bigint[]) {ledger} OFFSET 0
+            SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {waiting} OFFSET 0
         ) waiting ORDER BY distance, id LIMIT %(limit)s
 """
 _GRAPH = """
-    WITH inside AS MATERIALIZED ({walk}), outside AS MATERIALIZED ({outside})
+    WITH inside AS MATERIALIZED ({walk}), {seen} outside AS MATERIALIZED ({outside})
     SELECT id, document_id, text, 1 - distance FROM (TABLE inside UNION ALL TABLE outside) nearest
     ORDER BY distance + 0, id LIMIT %(limit)s
 """
@@ -280,14 +303,31 @@ _WHOLE_GRAPH = """
     WITH inside AS MATERIALIZED ({walk})
     SELECT id, document_id, text, 1 - distance FROM inside ORDER BY distance + 0, id LIMIT %(limit)s
 """
+_READABLE = "documents d JOIN {chunks} c ON c.document_id = d.id WHERE {mine} {filters} {listed}"
 _EXACT = """
     SELECT id, document_id, text, 1 - distance FROM (
-        SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance
-        FROM documents d JOIN {chunks} c ON c.document_id = d.id
-        WHERE {mine} {filters} {listed} OFFSET 0
+        SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {readable} OFFSET 0
     ) nearest ORDER BY distance, id LIMIT %(limit)s
 """
 """OFFSET 0: each distance is computed once, though it is returned and sorted by, and never through the graph."""
+_SKETCHED = """
+    WITH {seen} compared AS MATERIALIZED ({compared})
+    SELECT id, document_id, text, 1 - distance FROM compared ORDER BY distance, id LIMIT %(limit)s
+"""
+_SEEN = "seen AS MATERIALIZED (SELECT c.ctid AS place, c.sketch <~> %(sketch)s AS apart FROM {rows}),"
+"""place: where the row is, as long as the statement runs. apart: the number of different bits; NULL for a row that a
+worker of an older version wrote."""
+_COMPARED = """
+        SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
+        WHERE c.ctid = ANY(ARRAY(
+            SELECT place FROM seen WHERE apart IS NULL
+        ) || ARRAY(
+            SELECT place FROM seen WHERE apart <= coalesce((
+                SELECT apart + %(deviations)s * sqrt(apart * (1 - apart / %(bits)s)) FROM seen WHERE apart IS NOT NULL
+                ORDER BY apart OFFSET %(rank)s - 1 LIMIT 1
+            ), %(bits)s) ORDER BY apart LIMIT %(compared)s
+        )) OFFSET 0
+"""
 _OF_ENTRIES = """
     SELECT id, document_id, text, 1 - distance FROM (
         SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
@@ -314,15 +354,25 @@ def build(
         "listed": sql.SQL(_LISTED if query.verified else ""),
     }
     chunks = sql.Identifier(generation.chunk_table)
-    if scan == "exact":
-        statement = sql.SQL(_EXACT).format(chunks=chunks, **parts)
+    compared = sql.SQL(_COMPARED).format(chunks=chunks)
+    if scan in ("exact", "sketched"):
+        readable = sql.SQL(_READABLE).format(chunks=chunks, **parts)
+        if scan == "exact":
+            statement = sql.SQL(_EXACT).format(readable=readable)
+        else:
+            statement = sql.SQL(_SKETCHED).format(seen=sql.SQL(_SEEN).format(rows=readable), compared=compared)
     else:
         ledger = sql.SQL(_IN_LEDGER).format(**parts) if query.filters or query.verified else sql.SQL("")
         inside = sql.SQL("c.in_graph AND" if scan == "graph" else "")
         order = distance(generation, sql.SQL("c.embedding"), sql.SQL("%(vector)s"))
         walk = sql.SQL(_WALK).format(chunks=chunks, ledger=ledger, inside=inside, order=order)
-        outside = sql.SQL(_OUTSIDE).format(chunks=chunks, ledger=ledger)
-        statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, outside=outside)
+        waiting = sql.SQL(_WAITING).format(chunks=chunks, ledger=ledger)
+        if generation.sketched:
+            seen, outside = sql.SQL(_SEEN).format(rows=waiting), compared
+        else:
+            seen, outside = sql.Composed([]), sql.SQL(_OUTSIDE).format(waiting=waiting)
+        statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, seen=seen, outside=outside)
+    sketch = Bit(sketches(np.asarray(vector)[None], generation.sketch_bits)[0]) if generation.sketched else None
     return statement, {
         **values(query.filters),
         "vector": value(generation, vector),
@@ -331,4 +381,9 @@ def build(
         "generation": generation.name,
         "limit": limit,
         "walked": walked,
+        "sketch": sketch,
+        "bits": float(generation.sketch_bits),
+        "deviations": DEVIATIONS,
+        "rank": max(limit, FEWEST_COMPARED),
+        "compared": max(2 * limit, MOST_COMPARED),
     }

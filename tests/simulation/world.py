@@ -379,6 +379,7 @@ class World:
             None,
             g.vectors,
             g.quantisation,
+            g.sketched,
         )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 

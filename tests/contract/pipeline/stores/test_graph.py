@@ -41,7 +41,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(deciding, "SKETCHED_QUIET_SECONDS", 0.0)
 
 
 def pages(count: int, first: int = 0, text: str = "heron") -> list[object]:
@@ -281,7 +281,7 @@ async def test_a_first_graph_waits_until_nothing_has_been_pending_for_a_while(
 ) -> None:
     now = 1_000.0
     monkeypatch.setattr(keeping, "monotonic", lambda: now)
-    monkeypatch.setattr(deciding, "QUIET_SECONDS", 5.0)
+    monkeypatch.setattr(deciding, "SKETCHED_QUIET_SECONDS", 5.0)
     await library.put(*pages(20))
     await library.execute("DROP INDEX chunks_g1_hnsw")
     async with open_keeper(library) as keeper:

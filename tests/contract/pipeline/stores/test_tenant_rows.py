@@ -205,14 +205,15 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     for filters in (NONE, narrow):
         ask.append(lambda filters=filters: verify(connection, generation.name, caller, offered, filters))  # type: ignore[misc]
         query = NeighbourQuery(generation, caller, may, filters)
-        ask.append(lambda query=query: vectors.choose_scan(connection, query, limit=1, tuning=few))  # type: ignore[misc]
+        counted = replace(query, generation=replace(generation, sketched=False))
+        ask.append(lambda query=counted: vectors.choose_scan(connection, query, limit=1, tuning=few))  # type: ignore[misc]
         for verified in (False, True):
             query = replace(query, verified=verified)
             ask += [
                 lambda query=query, scan=scan: connection.execute(
                     *vectors.build(query, vector, scan, limit=50, walked=50)
                 )  # type: ignore[misc]
-                for scan in ("exact", "graph", "whole graph")
+                for scan in ("exact", "sketched", "graph", "whole graph")
             ]
     for question in ask:
         await question()

@@ -11,6 +11,7 @@ from pipeline.core.graph import (
     GROWN_AT_LATEST_SECONDS,
     QUIET_SECONDS,
     READ_WHOLE_ROWS,
+    SKETCHED_QUIET_SECONDS,
     Graph,
     Table,
     next_step,
@@ -35,7 +36,8 @@ def table(
     older: Graph | None = None,
     loaded: bool = False,
     growing: bool = False,
-    quiet_seconds: float = QUIET_SECONDS,
+    quiet_seconds: float = SKETCHED_QUIET_SECONDS,
+    sketched: bool = True,
 ) -> Table:
     return Table(
         own,
@@ -49,6 +51,7 @@ def table(
         quiet_seconds=0.0 if busy else quiet_seconds,
         late=late,
         without_seconds=without_seconds,
+        sketched=sketched,
         builds=builds,
     )
 
@@ -58,7 +61,9 @@ def table(
     [
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
-        (table(rows=READ_WHOLE_ROWS, quiet_seconds=QUIET_SECONDS - 1), "rest"),
+        (table(rows=READ_WHOLE_ROWS, quiet_seconds=SKETCHED_QUIET_SECONDS - 1), "rest"),
+        (table(rows=READ_WHOLE_ROWS, quiet_seconds=QUIET_SECONDS, sketched=False), "build"),
+        (table(rows=READ_WHOLE_ROWS, quiet_seconds=QUIET_SECONDS - 1, sketched=False), "rest"),
         (table(rows=READ_WHOLE_ROWS, quiet_seconds=0, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, quiet_seconds=0), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, busy=True), "rest"),

@@ -1,0 +1,51 @@
+"""Sketches of vectors: one bit for each dimension, by which most rows of an exact scan need not be read whole. Pure.
+
+A vector is rotated at random, and its sketch holds the signs. Two vectors then differ in a share of the bits that
+follows from their angle alone, whatever the model: θ / π on average, as each rotated axis is the normal of a random
+plane (Charikar's signatures). Without the rotation, the signs of a model with few dimensions that matter say little.
+The reasons and measurements are in docs/adr/0121-sketches.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import shake_128
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.core.model import SKETCH_BLOCK
+
+ROUNDS = 3
+"""How often the dimensions of each block are mixed and distributed anew. After two rounds, each depends on all."""
+DEVIATIONS = 2.0
+"""A row is read whole if its sketch differs from the question's in at most so many standard deviations more bits than
+that of the last row that is wanted. Measured on 10,000 and 60,000 rows of 384 and 1,536 dimensions: all of the nearest
+ten and .992 to .998 of the nearest 74 are among them, with 6 to 11 % and 1.5 % of the rows read."""
+
+
+def sketches(vectors: NDArray[np.float32], bits: int) -> NDArray[np.bool_]:
+    """Return the sketches of vectors, shape (n, dimensions), as rows: shape (n, bits). The lengths of the vectors do
+    not matter. bits: ``Generation.sketch_bits``."""
+    rows = np.pad(np.asarray(vectors, dtype=np.float32), ((0, 0), (0, bits - vectors.shape[1])))
+    for signs, order in zip(*_rotation(bits), strict=True):
+        rows = ((rows[:, order] * signs).reshape(-1, SKETCH_BLOCK) @ _hadamard()).reshape(len(rows), bits)
+    return rows > 0
+
+
+@cache
+def _hadamard() -> NDArray[np.float32]:
+    matrix = np.ones((1, 1), dtype=np.float32)
+    while len(matrix) < SKETCH_BLOCK:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+@cache
+def _rotation(bits: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Return the signs and the orders of each round: shape (ROUNDS, bits). They follow from a hash, so that they are
+    the same in every process and every version of numpy: stored sketches depend on them."""
+    drawn = np.frombuffer(shake_128(b"penstock sketch %d" % bits).digest(8 * ROUNDS * bits), dtype="<u8")
+    drawn = drawn.reshape(ROUNDS, bits)
+    signs = np.where(drawn & 1, np.float32(1), np.float32(-1))
+    return signs, np.argsort(drawn, axis=1, kind="stable")

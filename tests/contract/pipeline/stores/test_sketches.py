@@ -1,0 +1,160 @@
+"""Sketches of vectors: an exact scan by them finds what a scan of all vectors finds, and reads few of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from psycopg.errors import UndefinedColumn
+
+from bench.load_corpus import Corpus, WordVectors
+from bench.load_library import TENANT, fill
+from bench.load_runs import tag
+from deploy.local.stack import Stack
+from pipeline.core.model import ChunkParams
+from pipeline.ledger import generations
+from pipeline.stores.graph import move
+from pipeline.stores.postgres import Connection
+from query.access.callers import readable
+from query.model import Candidate
+from query.retrieval import vectors
+from query.retrieval.recall import recall
+from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, build, choose_scan, nearest
+from tests.support.query.library import Library
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+CHUNKS, DIMENSIONS, LIMIT, QUESTIONS = 2_000, 384, 50, 20
+CORPUS = Corpus()
+VECTORS = WordVectors(DIMENSIONS, CORPUS)
+"""Few of their dimensions matter: the signs of vectors that are not rotated say little about these."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, VECTORS, params=ChunkParams(100, 40, 128)) as library:
+        await fill(library, CORPUS, VECTORS, CHUNKS, [TENANT], keywords=False)
+        yield library
+
+
+async def query_of(library: Library, connection: Connection, share: str = "100 %") -> NeighbourQuery:
+    caller = await library.caller(TENANT, tag(share))
+    return NeighbourQuery(library.generation, caller, await readable(connection, caller))
+
+
+async def scanned(
+    connection: Connection, query: NeighbourQuery, scan: Scan, question: str, limit: int = LIMIT
+) -> list[Candidate]:
+    rows, used = await nearest(
+        connection, query, VECTORS.vector(question), scan, limit=limit, timeout_seconds=30, tuning=Tuning()
+    )
+    assert used == scan
+    return rows
+
+
+@pytest.mark.parametrize("share", ["100 %", "10 %"])
+async def test_a_sketched_scan_finds_what_an_exact_scan_finds(library: Library, share: str) -> None:
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection, share)
+        assert await choose_scan(connection, query, limit=LIMIT, tuning=Tuning()) == "sketched"
+        recalls, equal = [], 0
+        for question, _ in zip(CORPUS.questions(3), range(QUESTIONS), strict=False):
+            exact = await scanned(connection, query, "exact", question)
+            sketched = await scanned(connection, query, "sketched", question)
+            assert len(sketched) == len(exact) == LIMIT
+            assert [c.score for c in sketched] == sorted((c.score for c in sketched), reverse=True)
+            recalls.append(recall(sketched, exact))
+            equal += sketched[:10] == exact[:10]
+    assert equal == QUESTIONS
+    assert np.mean(recalls) > 0.97
+
+
+async def test_a_sketched_scan_reads_few_vectors(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        assert LIMIT < await read_whole(connection, query, limit=LIMIT) < CHUNKS / 3
+
+
+async def read_whole(connection: Connection, query: NeighbourQuery, limit: int) -> int:
+    """The number of rows whose vectors a sketched scan reads."""
+    statement, values = build(query, VECTORS.vector("heron"), "sketched", limit=limit, walked=limit)
+    cursor = await connection.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + statement.as_string(connection), values)
+    [([explained],)] = await cursor.fetchall()
+    [compared] = [
+        node for node in nodes(explained["Plan"]) if node["Node Type"] == "CTE Scan" and node["CTE Name"] == "compared"
+    ]
+    return int(compared["Actual Rows"])
+
+
+def nodes(plan: dict) -> list[dict]:  # type: ignore[type-arg]
+    return [plan, *(node for below in plan.get("Plans", []) for node in nodes(below))]
+
+
+async def test_rows_without_a_sketch_are_read_whole(library: Library) -> None:
+    """A worker of the version before writes such rows during an upgrade."""
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        exact = await scanned(connection, query, "exact", "heron")
+        await connection.execute(
+            "UPDATE chunks_g1 SET sketch = NULL WHERE id = ANY(%s)", [[c.chunk_id for c in exact[::2]]]
+        )
+        assert await scanned(connection, query, "sketched", "heron") == exact
+        await connection.execute("UPDATE chunks_g1 SET sketch = NULL")
+        assert await scanned(connection, query, "sketched", "heron", limit=CHUNKS) == await scanned(
+            connection, query, "exact", "heron", limit=CHUNKS
+        )
+        await connection.rollback()
+
+
+async def test_a_limit_above_the_number_of_rows_returns_all_of_them(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection, "1 %")
+        exact = await scanned(connection, query, "exact", "heron", limit=CHUNKS)
+        assert 0 < len(exact) < CHUNKS / 50
+        assert await scanned(connection, query, "sketched", "heron", limit=CHUNKS) == exact
+
+
+async def test_rows_outside_of_the_graph_are_chosen_by_their_sketches(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        exact = await scanned(connection, query, "exact", "heron")
+        await connection.execute("UPDATE chunks_g1 SET in_graph = id <> ALL(%s)", [[c.chunk_id for c in exact[::2]]])
+        statement, _ = build(query, VECTORS.vector("heron"), "graph", limit=LIMIT, walked=LIMIT)
+        assert "sketch" in statement.as_string(connection)
+        walked = await scanned(connection, query, "graph", "heron")
+        assert {c.chunk_id for c in exact[::2]} <= {c.chunk_id for c in walked}
+        await connection.rollback()
+
+
+async def test_at_most_a_bounded_number_of_alike_vectors_is_read(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "MOST_COMPARED", 70)
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        await connection.execute("UPDATE chunks_g1 SET sketch = repeat('1', 384)::varbit")
+        assert await read_whole(connection, query, limit=10) == 70
+        assert await read_whole(connection, query, limit=LIMIT) == 2 * LIMIT
+        await connection.rollback()
+
+
+async def test_a_table_of_an_older_version_is_written_and_searched_without_sketches(stack: Stack) -> None:
+    async with Library.create(stack, VECTORS, params=ChunkParams(100, 40, 128)) as library:
+        await library.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")
+        await library.execute("UPDATE generations SET sketched = false")
+        async with library.pool.connection() as connection:
+            [old] = await generations.writable(connection)
+            assert not old.sketched
+        older = replace(library, generation=old)
+        await fill(older, CORPUS, VECTORS, 100, [TENANT], keywords=False)
+        async with library.pool.connection() as connection:
+            query = await query_of(older, connection)
+            assert await choose_scan(connection, query, limit=10, tuning=Tuning()) == "exact"
+            assert len(await scanned(connection, query, "exact", "heron", limit=10)) == 10
+            assert await move(connection, old, limit=10) >= 0
+            assert len(await scanned(connection, query, "graph", "heron", limit=10)) == 10
+            with pytest.raises(UndefinedColumn):
+                await scanned(connection, replace(query, generation=library.generation), "sketched", "heron")
