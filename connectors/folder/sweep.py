@@ -30,7 +30,8 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 BATCH_FILES = 256
 """Files looked up in the checkpoint at once."""
 READERS = 4
-"""Threads that read files; the largest readable file takes about 100 MB for a moment."""
+"""Threads that read files, of all sweeps that run at the same time; the largest readable file takes about 100 MB for a
+moment."""
 GROUP_FILES = 32
 GROUP_BYTES = 1024 * 1024
 """A thread reads up to so many files, and about so many bytes, in one go."""
@@ -56,6 +57,8 @@ class Sweep:
     report: ScanReport
     on_done: Callable[[int, int], None]
     """Called with the numbers of newly listed and newly finished files."""
+    reading: asyncio.Semaphore
+    """Held while files are read."""
     newcomers: int = 0
     """Files listed so far that have no row."""
     _listed_ids: ListedIds = field(default_factory=ListedIds)
@@ -119,7 +122,8 @@ class Sweep:
     async def _read_all(self, walk: Walk, queue: Iterator[tuple[Candidate, Item]]) -> None:
         while group := _group(queue):
             current = await self._under_current_rules(walk, group)
-            files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
+            async with self.reading:
+                files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
             for (candidate, item, observed_at), file in zip(current, files, strict=True):
                 await self._changed(candidate, item, file, observed_at)
                 self.on_done(0, 1)
