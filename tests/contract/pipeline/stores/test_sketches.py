@@ -23,6 +23,7 @@ from query.model import Candidate
 from query.retrieval import vectors
 from query.retrieval.recall import recall
 from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, build, choose_scan, nearest
+from tests.support.deploy.roles_kit import define_roles
 from tests.support.query.library import Library
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -76,6 +77,24 @@ async def test_a_sketched_scan_reads_few_vectors(library: Library) -> None:
     async with library.pool.connection() as connection:
         query = await query_of(library, connection)
         assert LIMIT < await read_whole(connection, query, limit=LIMIT) < CHUNKS / 3
+
+
+async def test_below_the_policies_by_tenant_a_sketched_scan_goes_to_its_rows_directly(library: Library) -> None:
+    define_roles(library.settings.postgres.dsn.get_secret_value())
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        for scan in ("sketched", "graph"):
+            statement, values = build(query, VECTORS.vector("heron"), scan, limit=LIMIT, walked=LIMIT)
+            async with connection.transaction():
+                await connection.execute("SET LOCAL ROLE penstock_query; SET LOCAL penstock.tenant = 'acme'")
+                cursor = await connection.execute(
+                    "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.as_string(connection), values
+                )
+                [([explained],)] = await cursor.fetchall()
+            assert [node["Actual Rows"] > 0 for node in nodes(explained["Plan"]) if node["Node Type"] == "Tid Scan"] == [
+                scan == "sketched"
+            ], explained
+        assert len(await scanned(connection, query, "sketched", "heron")) == LIMIT
 
 
 async def read_whole(connection: Connection, query: NeighbourQuery, limit: int) -> int:
