@@ -20,8 +20,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from connectors.runner.compare import MAX_ID_BYTES
-from connectors.uploads.intake import Busy, Intake, Invalid, Part, Status, properties_of, single
-from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Upload
+from connectors.uploads.intake import Busy, Intake, Invalid, NoUpload, Part, Status, properties_of, single
+from connectors.uploads.store import Incoming, Properties, QuotaReached, Removed, TooLarge, Upload
 from pipeline.core.errors import Retryable
 
 MAX_FIELD_BYTES = 128 * 1024
@@ -214,6 +214,8 @@ PROBLEM = "application/problem+json"
 PATH = "/v1/uploads"
 RETRY_AFTER_SECONDS = 5
 NOT_STORED = "Postgres does not answer: send the same request again"
+DELETED = "No such upload", "this upload was deleted: upload the file again"
+NOT_RUNNING = "Not running", "this connector is not running here: send the same request again later"
 _CLOSE = {"Connection": "close"}
 _HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 408: _CLOSE, 413: _CLOSE}
 """Headers by status. After a body that is too large or slow the connection is closed, because the rest may be long."""
@@ -340,7 +342,7 @@ class _Api:
         if id_ is not None:
             intake, before = await self.find(tenant, id_)
             if before.deleted_at is not None:
-                raise Refusal(404, "No such upload", "this upload was deleted: upload the file again")
+                raise Refusal(404, *DELETED)
         else:
             intake = self.intake(tenant, request.query_params.get("source"))
         try:
@@ -364,6 +366,10 @@ class _Api:
         except Busy as error:
             self._on_refused(intake.table.instance[1], "busy")
             raise Refusal(503, "Busy", str(error)) from error
+        except NoUpload as error:
+            raise Refusal(404, *DELETED) from error
+        except Removed as error:
+            raise Refusal(503, *NOT_RUNNING) from error
         except ClientDisconnect as error:
             raise Refusal(400, "Not an upload", "the client disconnected") from error
         except Invalid as error:
@@ -388,21 +394,26 @@ class _Api:
             raise Invalid(
                 f"source: {str(stated)[:50]!r} is not this source: name another one in the query, not in the form"
             )
-        if before is None and external_id is not None:
-            known = [row for row in await intake.table.by_external_ids([external_id]) if row.deleted_at is None]
-            before = known[0] if known else None
-        if body.part is None and before is None:
-            raise Invalid("file: missing or empty")
-        properties = properties_of(body.fields, body.part, before, tenant=tenant, source=source)
-        external_id = external_id or (before.external_id if before else None)
-        if body.part is None and before is not None:
-            return await intake.change(before, properties)
-        return await intake.add(file, properties, external_id=external_id)
+
+        def properties(current: Upload | None) -> Properties:
+            return properties_of(body.fields, body.part, current, tenant=tenant, source=source)
+
+        if before is not None:
+            external_id = before.external_id
+        if body.part is not None:
+            return await intake.add(file, properties, external_id=external_id, replaces=before is not None)
+        try:
+            if external_id is not None:
+                return await intake.change(external_id, properties)
+        except NoUpload:
+            if before is not None:
+                raise
+        raise Invalid("file: missing or empty")
 
 
 def _require_running(intake: Intake | None) -> Intake:
     if intake is None:
-        raise Refusal(503, "Not running", "this connector is not running here: send the same request again later")
+        raise Refusal(503, *NOT_RUNNING)
     return intake
 
 

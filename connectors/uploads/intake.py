@@ -10,11 +10,10 @@ import asyncio
 import json
 import math
 import unicodedata
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -22,7 +21,17 @@ from uuid import UUID, uuid4
 from pydantic import ValidationError
 
 from connectors.uploads.options import UploadsQuota
-from connectors.uploads.store import Incoming, Properties, QuotaReached, Store, Table, Upload, Usage
+from connectors.uploads.store import (
+    Incoming,
+    Original,
+    Properties,
+    QuotaReached,
+    Removed,
+    Store,
+    Table,
+    Upload,
+    Usage,
+)
 from pipeline.core import publication
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
@@ -153,6 +162,17 @@ class Busy(Retryable):
     """MAX_INCOMING_FILES are being received."""
 
 
+class NoUpload(Exception):
+    """The upload that a request changes does not exist (any more)."""
+
+
+Stated = Callable[[Upload | None], Properties]
+"""Returns the properties that a request states, completed by those of the upload that it replaces. May raise Invalid.
+
+It receives the upload as it is when the file has arrived, which takes minutes: access that was revoked meanwhile, or an
+upload that was deleted, must not come back."""
+
+
 class Intake:
     """Accepts the uploads of one instance. Methods raise Retryable during an outage of Postgres."""
 
@@ -188,22 +208,32 @@ class Intake:
         finally:
             self._incoming_files -= 1
 
-    async def add(self, file: Incoming, properties: Properties, *, external_id: str | None = None) -> Upload:
-        """Add an upload, or a new version of the one with this external id. Raises QuotaReached."""
+    async def add(
+        self,
+        file: Incoming,
+        properties: Properties | Stated,
+        *,
+        external_id: str | None = None,
+        replaces: bool = False,
+    ) -> Upload:
+        """Add an upload, or a new version of the one with this external id. Raises QuotaReached and Removed, and
+        NoUpload if it ``replaces`` an upload that was deleted."""
         id_ = uuid4()
         external_id = external_id or str(id_)
         async with self._changing():
-            before = await self.table.by_external_ids([external_id])
+            before, current = await self._find(external_id)
+            if replaces and current is None:
+                raise NoUpload
+            stated = properties(current) if callable(properties) else properties
             original = await asyncio.to_thread(file.commit)
             try:
-                upload = await self.table.put(id_, external_id, original, properties, self.quota)
-            except QuotaReached:
+                upload = await self.table.put(id_, external_id, original, stated, self.quota)
+            except (QuotaReached, Removed):
                 await self._discard(original.sha256)
                 raise
-            if before and before[0].sha256 != original.sha256:
-                await self._discard(before[0].sha256)
-        if not before or before[0].version != upload.version:
-            self.changed.put_nowait(external_id)
+            if before is not None and before.sha256 != original.sha256:
+                await self._discard(before.sha256)
+        self._report(before, upload)
         return upload
 
     async def delete(self, id_: UUID) -> Upload | None:
@@ -216,12 +246,27 @@ class Intake:
             self.changed.put_nowait(upload.external_id)
         return upload
 
-    async def change(self, upload: Upload, properties: Properties) -> Upload:
-        """Change the properties of an upload. Raises FileNotFoundError if its original is lost."""
-        path = self.store.path(upload.sha256)
-        with self.writing() as file:
-            await asyncio.to_thread(_copy, path, file)
-            return await self.add(file, properties, external_id=upload.external_id)
+    async def change(self, external_id: str, properties: Stated) -> Upload:
+        """Change the properties of an upload. Raises NoUpload, and FileNotFoundError if its original is lost."""
+        async with self._changing():
+            before, current = await self._find(external_id)
+            if current is None:
+                raise NoUpload
+            await asyncio.to_thread(self.store.path(current.sha256).stat)
+            original = Original(current.sha256, current.size)
+            upload = await self.table.put(uuid4(), external_id, original, properties(current), self.quota)
+        self._report(before, upload)
+        return upload
+
+    async def _find(self, external_id: str) -> tuple[Upload | None, Upload | None]:
+        """Return the row with this external id, and the same unless the upload was deleted."""
+        rows = await self.table.by_external_ids([external_id])
+        before = rows[0] if rows else None
+        return before, before if before is not None and before.deleted_at is None else None
+
+    def _report(self, before: Upload | None, upload: Upload) -> None:
+        if before is None or before.version != upload.version:
+            self.changed.put_nowait(upload.external_id)
 
     async def measure(self) -> None:
         """Update ``usage``, and remove originals that failed uploads and the erasure of others have left."""
@@ -240,8 +285,8 @@ class Intake:
         async with self._originals:
             try:
                 yield
-            except QuotaReached:
-                raise  # it has been discarded
+            except (QuotaReached, Removed, NoUpload, Invalid):
+                raise  # it has been discarded, or is not there yet
             except BaseException:
                 self._may_have_orphans = True
                 raise
@@ -254,12 +299,6 @@ class Intake:
     async def _discard(self, sha256: str) -> None:
         if not await self.table.is_referenced(sha256):
             await asyncio.to_thread(self.store.remove, sha256)
-
-
-def _copy(path: Path, file: Incoming) -> None:
-    with path.open("rb") as source:
-        while part := source.read(1024 * 1024):
-            file.write(part)
 
 
 FIELDS = frozenset({"title", "acl_tags", "required_tags", "metadata", "external_id", "source", "file_name"})

@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from connectors.uploads.options import UploadsQuota
+from pipeline.core.errors import Retryable
 from pipeline.stores.postgres import Connection, Pool, translated
 
 
@@ -35,7 +36,7 @@ class Store:
     read it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._incoming = folder / "incoming"
 
     def prepare(self) -> None:
@@ -45,7 +46,7 @@ class Store:
             leftover.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
-        return self._folder / sha256[:2] / sha256
+        return self.folder / sha256[:2] / sha256
 
     def writing(self, max_bytes: int) -> Incoming:
         return Incoming(self, self._incoming, max_bytes)
@@ -55,7 +56,7 @@ class Store:
             self.path(sha256).unlink(missing_ok=True)
 
     def hashes(self) -> set[str]:
-        return {path.name for path in self._folder.glob("[0-9a-f][0-9a-f]/*")}
+        return {path.name for path in self.folder.glob("[0-9a-f][0-9a-f]/*")}
 
 
 class Incoming:
@@ -150,6 +151,10 @@ _LOCK_INSTANCE = "SELECT lock_uploads(%s, %s)"
 _LOCK_QUOTA = "SELECT lock_uploads_quota()"
 
 
+class Removed(Retryable):
+    """An operator has removed the connector."""
+
+
 class QuotaReached(Exception):
     """A quota does not allow an upload. The message is one line: whose quota it is, and what to do."""
 
@@ -197,9 +202,15 @@ class Table:
     ) -> Upload:
         """Insert an upload, or a new version of the one with this external id, which keeps its own id. The same content
         with the same properties changes nothing. Raises QuotaReached if the uploads would grow beyond a quota. This is
-        exact: uploads that grow are serialised by a lock."""
+        exact: uploads that grow are serialised by a lock. Raises Removed: a file may have been arriving for minutes,
+        while what the connector had was erased."""
 
-        async def require_quota(connection: Connection) -> None:
+        async def require_place(connection: Connection) -> None:
+            cursor = await connection.execute(
+                "SELECT FROM connectors WHERE tenant = %s AND source = %s AND removed_at IS NOT NULL", self.instance
+            )
+            if cursor.rowcount:
+                raise Removed(f"connector {self.instance[1]} was removed")
             await connection.execute(_LOCK_QUOTA)
             cursor = await connection.execute(
                 "SELECT size FROM uploads WHERE tenant = %s AND source = %s AND external_id = %s"
@@ -241,7 +252,7 @@ class Table:
             sorted(set(properties.acl_tags)),
             sorted(set(properties.required_tags)),
             Jsonb(dict(properties.metadata)),
-            before=require_quota,
+            before=require_place,
         )
         return upload or (await self.by_external_ids([external_id]))[0]
 

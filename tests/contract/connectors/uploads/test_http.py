@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from connectors.uploads import store
 from connectors.uploads.intake import sanitise_name
+from connectors.withdraw import Withdrawal
 from pipeline.core.identity import document_id
 from pipeline.core.publication import access, content, deletion, publications_of
 from tests.support.connectors.pdf_files import Line, Sheet, encrypted_pdf, typeset
@@ -320,3 +324,64 @@ async def test_members_of_tags_come_from_the_settings_and_are_published(office: 
     members.write_text("[members]\n")
     await office.run_action("groups")
     assert await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": []}
+
+
+# What changes while a file arrives
+
+
+@asynccontextmanager
+async def arriving(office: Office, method: str, path: str) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """A request whose file ends with the context, after what the caller does in it."""
+    go_on = asyncio.Event()
+
+    async def file() -> AsyncIterator[bytes]:
+        yield b"what is new, "
+        await go_on.wait()
+        yield b"and its end"
+
+    headers = {"content-type": "text/plain"}
+    request = asyncio.create_task(office.client.request(method, path, content=file(), headers=headers))
+    await until(lambda: office.intake()._incoming_files == 1)
+    await asyncio.sleep(0.2)  # its beginning was read
+    yield request
+    go_on.set()
+    await request
+
+
+async def test_a_file_that_took_long_to_arrive_does_not_undo_a_revocation(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"what was", external_id="rules")
+    await office.ended(id_)
+    for method, path in (("PUT", f"/v1/uploads/{id_}"), ("POST", "/v1/uploads?external_id=rules")):
+        await office.client.put(f"/v1/uploads/{id_}", data={"acl_tags": "staff"})
+        async with arriving(office, method, path) as request:
+            revoked = await office.client.put(f"/v1/uploads/{id_}", data={"acl_tags": "board"})
+            assert revoked.status_code == 202
+        assert request.result().status_code == 202
+        assert (await office.status(id_))["acl_tags"] == ["board"]
+
+
+async def test_a_file_that_took_long_to_arrive_does_not_bring_a_deleted_upload_back(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"what was")
+    await office.ended(id_)
+    async with arriving(office, "PUT", f"/v1/uploads/{id_}") as request:
+        assert (await office.client.delete(f"/v1/uploads/{id_}")).status_code == 202
+    assert (request.result().status_code, request.result().json()["title"]) == (404, "No such upload")
+    assert (await office.status(id_))["state"] == "deleted"
+    assert not [path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()]
+
+
+async def test_a_file_that_arrives_while_its_connector_is_removed_is_not_stored(office: Office) -> None:
+    """After `penstock forget source` it was there, and nothing would ever erase it."""
+    office.declare()
+    await office.start()
+    await office.upload(b"what stays")
+    async with arriving(office, "POST", "/v1/uploads?acl_tags=staff") as request:
+        await Withdrawal(office.pool, None, "acme", "files").remove()
+        await until(lambda: office.instances["files"].source is None)
+    assert (request.result().status_code, request.result().json()["title"]) == (503, "Not running")
+    assert await office.space.query("SELECT count(*) FROM uploads") == [(1,)]
+    assert len([path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()]) == 1
