@@ -11,7 +11,7 @@ import errno
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from io import FileIO
 from time import perf_counter
@@ -28,12 +28,13 @@ from starlette.types import Receive, Scope, Send
 from connectors.extraction import answer
 from connectors.extraction.remote import MAX_NAME_CHARACTERS, PATH
 from connectors.extraction.result import Extracted, Unreadable
-from connectors.extraction.sandbox import read_or_job
+from connectors.extraction.sandbox import AnyJob, read_or_job
 from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
+from connectors.extraction.turns import Turns, reader
 from pipeline.core.errors import Misconfigured
 from pipeline.observability.labels import counter
 from pipeline.observability.metrics import PortMetrics
-from pipeline.runtime.http_server import served
+from pipeline.runtime.http_server import KeyedLimit, address_key, served
 from pipeline.runtime.settings import PortSettings
 
 log = structlog.get_logger()
@@ -81,18 +82,53 @@ class _RequestFailed(Exception):
         """None: the client is gone, so no response is sent."""
 
 
+class _Reading:
+    """Reads one file, in a thread."""
+
+    def __init__(self, file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> None:
+        self._what = file, name, media_type, settings
+        self._loop = asyncio.get_running_loop()
+        self._job: AnyJob | None = None
+        self._is_killed = False
+        self.has_begun = asyncio.Event()
+        self.seconds = 0.0
+
+    def run(self) -> Extracted:
+        """Raises Unreadable."""
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        began = perf_counter()
+        try:
+            job = read_or_job(*self._what)
+            if isinstance(job, Extracted):
+                return job
+            self._job = job
+            if self._is_killed:
+                job.kill()
+            return job.run()
+        finally:
+            self.seconds = perf_counter() - began
+
+    def kill(self) -> None:
+        self._is_killed = True
+        if self._job is not None:
+            self._job.kill()
+
+
 class Extraction:
-    """An ASGI application for one path. At most ``at_once`` files are read at a time, and ``waiting`` more accepted."""
+    """An ASGI application for one path. At most ``at_once`` files are read at a time, and ``waiting`` more accepted.
+
+    Law: clients of several addresses take turns. Each is a process of connectors, whose files may be made to take their
+    whole time limit: they would keep those of all other processes, and the revocations behind them, from being read."""
 
     def __init__(self, settings: ExtractionSettings, metrics: ServiceMetrics) -> None:
         self._settings = settings.model_copy(update={"url": None})
         self._metrics = metrics
-        self._readers = asyncio.Semaphore(settings.at_once)
-        self._threads = ThreadPoolExecutor(settings.at_once, thread_name_prefix="extraction")
-        self._accepted = 0
+        self._turns = Turns(settings.at_once)
+        total = settings.at_once + settings.waiting
+        self._places = KeyedLimit(total, total - settings.waiting // 2)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._turns.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, outcome = Request(scope, receive), "failed"
@@ -112,16 +148,18 @@ class Extraction:
             raise
         finally:
             self._metrics.requests.labels(outcome).inc()
-            self._metrics.accepted.set(self._accepted)
+            self._metrics.accepted.set(self._places.taken)
 
     async def _respond(self, request: Request, send: Send) -> str:
         # A page in a browser sends this only after a preflight request (CORS), which is never answered with consent.
         if request.headers.get("content-type", "") != "application/octet-stream":
             raise _RequestFailed("refused", 415, "send a file's bytes as application/octet-stream")
-        if self._accepted >= self._settings.at_once + self._settings.waiting:
+        address = address_key(request.client.host if request.client else "")
+        if self._places.lacks(address) is not None:
             raise _RequestFailed("busy", 503, "busy: retry shortly")
-        self._accepted += 1
-        self._metrics.accepted.set(self._accepted)
+        self._places.take(address)
+        reader.set(address)  # only in this request's task
+        self._metrics.accepted.set(self._places.taken)
         try:
             with tempfile.TemporaryFile(buffering=0) as file:
                 result = await self._extract(request, file)
@@ -132,7 +170,7 @@ class Extraction:
             except TimeoutError as error:
                 raise _RequestFailed("slow", None, "the response was not fetched in time") from error
         finally:
-            self._accepted -= 1
+            self._places.give(address)
         return "unreadable" if isinstance(result, Unreadable) else "read"
 
     async def _extract(self, request: Request, file: FileIO) -> Extracted | Unreadable:
@@ -140,16 +178,9 @@ class Extraction:
             most = self._settings.max_file_bytes
             return Unreadable("too_large", f"is larger than {most:,} bytes, the limit of the extraction service")
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._readers.acquire()
-        except TimeoutError as error:
-            raise _RequestFailed("busy", 503, "busy: retry shortly") from error
-        try:
             return await self._read(request, file)
         except Unreadable as error:
             return error
-        finally:
-            self._readers.release()
 
     async def _receive(self, request: Request, file: FileIO) -> bool:
         """Receive the file. Return False if it is too large: the rest of its body is discarded, because a client that
@@ -167,29 +198,32 @@ class Extraction:
         return size <= most
 
     async def _read(self, request: Request, file: FileIO) -> Extracted:
-        """Read the file, or stop when the client disconnects. Raises Unreadable and ClientDisconnect."""
+        """Read the file when it is the client's turn, or stop when the client disconnects. Raises Unreadable,
+        _RequestFailed and ClientDisconnect."""
         name = request.query_params.get("name", "")[-MAX_NAME_CHARACTERS:]
         media_type = request.query_params.get("media_type", "")[:MAX_NAME_CHARACTERS] or None
         file.seek(0)
-        began = perf_counter()
-        job = await asyncio.to_thread(read_or_job, file, name, media_type, self._settings)
-        if isinstance(job, Extracted):
-            return job
-        reading: Future[Extracted] = self._threads.submit(job.run)
-        waiting = asyncio.wrap_future(reading)
+        reading = _Reading(file, name, media_type, self._settings)
+        future: Future[Extracted] = self._turns.submit(reading.run)
+        result = asyncio.wrap_future(future)
+        turn = asyncio.create_task(reading.has_begun.wait())
         leaving = asyncio.create_task(_disconnected(request))
-        either: set[asyncio.Future[Any]] = {waiting, leaving}
         try:
+            await asyncio.wait({turn, leaving}, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not (turn.done() or leaving.done()) and future.cancel():
+                raise _RequestFailed("busy", 503, "busy: retry shortly")
+            either: set[asyncio.Future[Any]] = {result, leaving}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            if not result.done():
                 raise ClientDisconnect
-            return await waiting
+            return await result
         finally:
+            turn.cancel()
             leaving.cancel()
-            if not waiting.done():  # its thread is free only when its processes have ended
-                job.kill()
-                await asyncio.gather(waiting, return_exceptions=True)
-            self._metrics.seconds.observe(perf_counter() - began)
+            if not future.cancel():  # its thread is free only when its processes have ended
+                reading.kill()
+                await asyncio.gather(result, return_exceptions=True)
+                self._metrics.seconds.observe(reading.seconds)
 
 
 async def _disconnected(request: Request) -> None:

@@ -25,7 +25,7 @@ MOST_SAVED_SECONDS = 60.0
 other on one of many threads would save up hours, in which nobody else would then be served."""
 
 reader: ContextVar[str] = ContextVar("reader", default="")
-"""For whom files are read: an instance of a connector."""
+"""For whom files are read: an instance of a connector; in the extraction service, the address of a process."""
 
 
 class Turns:
@@ -43,6 +43,10 @@ class Turns:
         self._began: dict[str, list[float]] = {}
         """When the jobs of each began that are running."""
         self._latest = 0.0
+
+    def close(self) -> None:
+        """Wait for the jobs that are running, and begin no other."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in a thread, when it is the turn of its ``reader``."""

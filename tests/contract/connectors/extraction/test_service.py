@@ -10,8 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -385,6 +386,50 @@ async def test_the_service_refuses_files_beyond_its_limit_of_pending_requests(
         while "penstock_extraction_pending_requests 0.0" not in (text := (await client.get("/metrics")).text):
             await asyncio.sleep(0.02)
         assert 'penstock_extraction_requests_total{outcome="busy"} 1.0' in text
+
+
+async def test_slow_files_of_one_process_delay_another_process_by_a_single_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were read in the order of their arrival, and took all places: a file of another process that waited for
+    half a minute was refused, and came behind all others again."""
+    order, go_on = list[str](), threading.Event()
+
+    class Job:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self) -> Extracted:
+            go_on.wait(20)
+            order.append(self.name)
+            return Extracted("text", "text/plain", None, None, {})
+
+        def kill(self) -> None:
+            go_on.set()
+
+    monkeypatch.setattr(service, "read_or_job", lambda file, name, *_: Job(name))
+    few = SMALL.model_copy(update={"port": 0, "at_once": 1, "waiting": 8})
+    async with service.serving(few) as at, AsyncExitStack() as stack:
+
+        async def post(client: httpx.AsyncClient, name: str) -> int:
+            response = await client.post("/v1/extract", params={"name": name}, content=PDF, headers=OCTETS)
+            return response.status_code
+
+        flooding, other = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=at, timeout=60, transport=httpx.AsyncHTTPTransport(local_address=address))
+            )
+            for address in ("127.0.0.2", "127.0.0.3")
+        ]
+        flood = [asyncio.create_task(post(flooding, "slow.pdf")) for _ in range(9)]
+        await until(lambda: sum(task.done() for task in flood) == 4)  # half of the places that wait are for others
+        waiting = asyncio.create_task(post(other, "other.pdf"))
+        while "penstock_extraction_pending_requests 6.0" not in (await other.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+        go_on.set()
+        assert await waiting == 200
+        assert sorted(await asyncio.gather(*flood)) == [200] * 5 + [503] * 4
+    assert order.index("other.pdf") == 1
 
 
 async def test_a_client_that_sends_too_slowly_times_out_while_others_are_served(tmp_path: Path) -> None:
