@@ -115,19 +115,22 @@ class Folder(SmallSource):
         return {"since_ns": time.time_ns() - OVERLAP_NS}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        ids = sorted(file.id for file in await self.blocking(self._files))
+        files, missing = await self.blocking(self._files)
+        ids = sorted(file.id for file in files)
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
             async with aclosing(pages_of(batch, self.fetch, {"after": batch[-1]})) as pages:
                 async for page in pages:
                     yield page
+        if missing is not None:  # a sweep finds its files when it is back
+            raise missing
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         """Yield files whose inode has changed since. Deleted files, and files of a folder that was moved here, are left
         to ``listen`` and to the sweep."""
         now = await self.start()
-        files = await self.blocking(self._files)
+        files, missing = await self.blocking(self._files)
         ids = sorted(file.id for file in files if file.candidate.stat.st_ctime_ns >= cursor["since_ns"])
         for at in range(0, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
@@ -135,6 +138,8 @@ class Folder(SmallSource):
             async with aclosing(pages_of(batch, self.fetch, following)) as pages:
                 async for page in pages:
                     yield page
+        if missing is not None:
+            raise missing
 
     def _listed(self, candidate: Candidate) -> Listed:
         return Listed(
@@ -145,8 +150,13 @@ class Folder(SmallSource):
         )
 
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
-        for root in await self.blocking(self._roots):
-            walk = await self.blocking(self._walk, root, root)
+        roots, missing = await self.blocking(self._roots), list[tuple[str, Retryable]]()
+        for root in roots:
+            try:
+                walk = await self.blocking(self._walk, root, root)
+            except Retryable as error:
+                missing.append((root, error))
+                continue
             entries = iter(walk.candidates())
             while batch := await self.blocking(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
                 files = [entry for entry in batch if isinstance(entry, Candidate)]
@@ -157,6 +167,11 @@ class Folder(SmallSource):
                 raise Misconfigured(
                     f"{unlisted[0]} cannot be listed, or its .penstock.toml is invalid: see `penstock connector check`"
                 )
+        if len(missing) == len(roots):
+            raise missing[0][1]
+        # A prefix without a slash: a root may be a file. What has moved between roots is read before it counts as gone.
+        if missing:
+            yield [Unlisted(part=f"folder {root}", reason=str(error), id_prefix=root) for root, error in missing]
 
     async def read(self, external_id: str) -> Entry:
         return await self.blocking(self._entry, external_id)
@@ -179,13 +194,21 @@ class Folder(SmallSource):
             raise Retryable(f"{root} is empty: check that it is mounted; nothing is deleted")
         return Walk(root, target, self._rules)
 
-    def _files(self) -> list[_File]:
-        """Return all files but those whose names cannot be read, which the listing shows."""
-        files: list[_File] = []
+    def _files(self) -> tuple[list[_File], Retryable | None]:
+        """Return all files but those whose names cannot be read, which the listing shows; and, where some roots cannot
+        be listed, why. Raises that if none can."""
+        files, missing = list[_File](), list[Retryable]()
         for root in self._roots():
-            candidates = (entry for entry in self._walk(root, root).candidates() if isinstance(entry, Candidate))
+            try:
+                walk = self._walk(root, root)
+            except Retryable as error:
+                missing.append(error)
+                continue
+            candidates = (entry for entry in walk.candidates() if isinstance(entry, Candidate))
             files += each(candidates, partial(self._file, root), lambda candidate: candidate.path)[0]
-        return files
+        if len(missing) == len(self._roots()):
+            raise missing[0]
+        return files, missing[0] if missing else None
 
     def _file(self, root: str, candidate: Candidate) -> _File:
         return _File(self._ids.of(candidate.path, candidate.stat), root, candidate)
@@ -204,7 +227,11 @@ class Folder(SmallSource):
             raise Misconfigured(
                 f"{path} cannot be read, or a .penstock.toml above it is invalid: see `penstock connector check`"
             )
-        moved = next((file for file in self._files() if file.id == id_), None) if not os.path.lexists(path) else None
+        moved = None
+        if not os.path.lexists(
+            path
+        ):  # one that has moved to a root that cannot be listed is published again from there
+            moved = next((file for file in self._files()[0] if file.id == id_), None)
         return self._read(id_, moved.root, moved.candidate) if moved else Gone(id_)
 
     def _read(self, id_: str, root: str, candidate: Candidate) -> Entry:
