@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from connectors.folder.access import is_skipped
 from connectors.folder.content import open_without_links
 from connectors.folder.options import FolderOptions
-from connectors.folder.walk import Candidate, Walk, root_problem
+from connectors.folder.walk import Candidate, Walk, is_within, root_problem
 from connectors.protocol import Problem, printable
 from connectors.uploads.intake import Busy, Intake
 from connectors.uploads.options import UploadsOptions
@@ -96,7 +97,20 @@ class Drop:
     def _problem(self) -> Problem | None:
         assert self._options.folder is not None
         self._root = os.path.realpath(self._options.folder)
-        return root_problem(self._root)
+        return root_problem(self._root) or self._problem_within()
+
+    def _problem_within(self) -> Problem | None:
+        """Return which folder of ours leads into the drop folder by way of a link, in either's path. Its files would be
+        uploaded again, without end where each upload adds one."""
+        ours = {"done": self._options.done, "failed": self._options.failed, "store": self._intake.store.folder}
+        for name, path in ours.items():
+            if path is None:
+                continue
+            target = os.path.realpath(path)
+            if is_within(target, self._root) and not is_skipped(target, self._root):
+                reason = f"{name} leads inside it, so its files would be uploaded again: choose another folder"
+                return Problem(self._root, "folders", reason)
+        return None
 
     def _is_uploaded(self, candidate: Candidate) -> bool:
         return self._uploaded.get(candidate.path) == _state(candidate)

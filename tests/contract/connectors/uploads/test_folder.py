@@ -129,3 +129,23 @@ async def test_files_left_in_the_drop_folder_are_read_once_and_stay_deleted(offi
 def test_a_done_folder_inside_the_drop_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="done is inside folder"):
         UploadsOptions(folder=tmp_path, done=tmp_path / "done")
+
+
+async def test_a_done_folder_that_lies_within_the_drop_folder_by_way_of_a_link_is_refused(
+    office: Office, box: Box, tmp_path: Path
+) -> None:
+    """Its files would be uploaded again, below one more folder each time, without end."""
+    (box.folder / "read").mkdir()
+    (tmp_path / "elsewhere").symlink_to(box.folder / "read")
+    waiting = box.put("memo.txt", b"A memo")
+    office.declare(
+        folder=box.folder, done=tmp_path / "elsewhere", acl_tags=["staff"], settle_seconds=0.1, scan_seconds=0.05
+    )
+    await office.start()
+    await asyncio.sleep(2)
+    source = office.instances["files"].source
+    assert source is not None
+    [problem] = await source.check()
+    assert (problem.code, "done leads inside it" in problem.message) == ("folders", True)
+    assert waiting.exists()
+    assert upserts(await office.messages()) == []
