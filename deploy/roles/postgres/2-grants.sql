@@ -195,12 +195,23 @@ BEGIN
         GRANT UPDATE (author, metadata) ON superseded TO penstock_operator;
         GRANT UPDATE (seq, announced_seq) ON documents TO penstock_operator;
         GRANT USAGE ON SEQUENCE ledger_seq TO penstock_operator;
-        GRANT UPDATE ON connectors, connector_groups TO penstock_operator;
+        GRANT UPDATE ON connector_groups TO penstock_operator;
+        -- Removal ends the runner of a connector, and withdrawal has it begin anew.
+        GRANT UPDATE (
+            removed_at, epoch, seen_at, worker, address, changes_cursor, full_cursor, full_state, loaded_at, groups_listing, guard,
+            activities, problems, reconciliation
+            ) ON connectors TO penstock_operator;
+        GRANT INSERT (tenant, source, scope, external_id, version, withdrawn_at, in_doubt_since) ON connector_items
+            TO penstock_operator;
+        GRANT UPDATE (
+            fingerprint, revision, stat, gone, problem_code, problem_message, content_at, access_at, withdrawn_at, in_doubt_since
+            ) ON connector_items TO penstock_operator;
         GRANT UPDATE (asked_at) ON conversation_pairs TO penstock_operator;
         GRANT INSERT, UPDATE (position, first_at, last_at) ON conversation_chunks TO penstock_operator;
-        GRANT INSERT, UPDATE ON
-            index_state, connector_items, connector_sources, membership_floors, person_floors, conversation_members
-            TO penstock_operator;
+        GRANT INSERT, UPDATE (tokens, is_chunked, chunked_at) ON conversation_members TO penstock_operator;
+        GRANT INSERT (document_id, generation, store, want_seq, next_at), UPDATE (want_seq, next_at, pending_since, attempts, error)
+            ON index_state TO penstock_operator;
+        GRANT INSERT, UPDATE (observed_at) ON connector_sources, membership_floors, person_floors TO penstock_operator;
         GRANT EXECUTE ON FUNCTION ledger_documents, uploads_usage TO penstock_operator;
     END IF;
 END $$;
