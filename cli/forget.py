@@ -199,8 +199,9 @@ class Receipt:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing was erased, as with a misspelt name or after an earlier run."""
-        return not self.erased and not self.already_erased
+        """Whether nothing was erased and nothing waits to be, as with a misspelt name or after an earlier run."""
+        waits = any(part["where"] == "Elasticsearch" for part in self.remains)
+        return not (self.erased or self.already_erased or waits)
 
     def json(self) -> dict[str, Any]:
         return {

@@ -439,6 +439,8 @@ async def test_a_person_is_forgotten_completely_by_a_run_after_one_that_ended_in
     assert await in_elasticsearch(space) == 1
     [pending] = [entry["why"] for entry in output["remains"] if entry["where"] == "Elasticsearch"]
     assert pending.startswith("1 documents whose entries are yet to be written anew")
+    code, output = await space.penstock(*forget)  # what is left is in Elasticsearch alone
+    assert (code, output["erased"], output.get("unknown", False)) == (0, {}, False)
     space.start("keywords")
     await space.settled([rules])
     code, output = await space.penstock(*forget)
