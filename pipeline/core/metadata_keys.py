@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Literal, get_args
 
-from pipeline.core.normalise import nfc
+from pipeline.core.normalise import clean
 
 KeyType = Literal["keyword", "number", "date", "boolean"]
 KEY_TYPES: tuple[KeyType, ...] = get_args(KeyType)
@@ -109,7 +109,7 @@ def _keyword(value: object) -> str | None:
         return "true" if value else "false"
     if not isinstance(value, str | int | float):
         return None
-    text = nfc(str(value)).replace("\x00", "").strip()
+    text = clean(str(value)).strip()  # people and models, who write filters, see no hidden characters
     return text if 0 < len(text) <= MAX_VALUE_CHARACTERS else None
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg import sql
 
 from pipeline.core.metadata_keys import NAME, Interval, KeyFilter
+from pipeline.core.normalise import clean
 from pipeline.ledger.entry import to_the_hour
 from pipeline.ledger.metadata_keys import declared
 from pipeline.stores.postgres import Connection
@@ -42,6 +43,12 @@ class Filters:
 
     def __bool__(self) -> bool:
         return self != NONE
+
+    @property
+    def author_names(self) -> list[str]:
+        """The authors as they are accepted, without hidden characters, and as they are named: those that were accepted
+        before may have some."""
+        return sorted({*self.authors, *map(clean, self.authors)})
 
     @property
     def families(self) -> list[str]:
@@ -147,7 +154,7 @@ def values(filters: Filters) -> dict[str, Any]:
     return {
         **{name: value for n, key in enumerate(filters.keys) for name, value in _key_values(n, key).items()},
         "sources": list(filters.sources),
-        "authors": list(filters.authors),
+        "authors": filters.author_names,
         "exact_types": filters.exact_types,
         "families": filters.families,
         "since": filters.since,
@@ -170,7 +177,7 @@ def clauses(filters: Filters) -> list[dict[str, Any]]:
     if filters.sources:
         required.append({"terms": {"source": list(filters.sources)}})
     if filters.authors:
-        required.append({"terms": {"author": list(filters.authors)}})
+        required.append({"terms": {"author": filters.author_names}})
     if filters.media_types:
         kinds: list[dict[str, Any]] = [{"prefix": {"media_type": family}} for family in filters.families]
         kinds.append({"terms": {"media_type": filters.exact_types}})

@@ -39,3 +39,9 @@ def test_every_condition_on_a_key_is_one_of_both_stores(name: str) -> None:
     without = replace(NONE, keys=(replace(KEY, **{name: getattr(KeyFilter("team"), name)}),))
     assert conditions(some) != conditions(without), "no SQL condition"
     assert clauses(some) != clauses(without), "no clause for Elasticsearch"
+
+
+def test_an_author_is_looked_for_without_hidden_characters() -> None:
+    filters = Filters(authors=("A\u200bda",))
+    assert values(filters)["authors"] == ["Ada", "A\u200bda"]
+    assert clauses(filters) == [{"terms": {"author": ["Ada", "A\u200bda"]}}]

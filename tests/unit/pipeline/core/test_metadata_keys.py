@@ -58,6 +58,8 @@ def test_bounds_narrow_each_other() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "requested"),
     [
+        ("keyword", "pay\u200bments", "payments"),
+        ("keyword", "payments", "\u202epayments"),
         ("keyword", "Policy", "Policy"),
         ("keyword", 2026, "2026"),
         ("keyword", True, True),
