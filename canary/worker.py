@@ -1,7 +1,7 @@
 """The process ``penstock worker canary``: which canaries there are, who looks after them, and their end.
 
-It writes to ``documents.live.v1`` and otherwise only reads, as the query service does: its roles are the query
-service's, with that one topic.
+It writes to ``documents.live.v1`` and otherwise only reads. Its login in Postgres sees the rows of canaries alone
+(migration 0111); in Elasticsearch it has the query service's role.
 """
 
 from __future__ import annotations

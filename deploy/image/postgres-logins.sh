@@ -14,5 +14,6 @@ login penstock_work penstock_worker postgres_worker
 login penstock_analyse penstock_analysis postgres_analysis
 login penstock_connect penstock_connectors postgres_connectors
 login penstock_ask penstock_query postgres_query
+login penstock_canary penstock_canaries postgres_canary
 # What migrations create belongs to the group, and has the group's default privileges.
 psql -v ON_ERROR_STOP=1 -q -U postgres -d penstock -c 'ALTER ROLE penstock_migrate SET role = penstock_owner'

@@ -34,7 +34,7 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
             space.start("analysis", env=dsn["penstock_analysis"])
             space.start("connectors", env=dsn["penstock_connectors"])
             space.environment |= dsn["penstock_query"]
-            space.start("canary", env={"PENSTOCK_CANARY_EVERY_SECONDS": "1"})
+            space.start("canary", env={**dsn["penstock_canaries"], "PENSTOCK_CANARY_EVERY_SECONDS": "1"})
 
             async def search_ids() -> list[str]:
                 code, output = await space.penstock(

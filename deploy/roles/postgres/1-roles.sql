@@ -7,7 +7,7 @@ DECLARE
 BEGIN
     FOREACH wanted IN ARRAY ARRAY[
         'penstock_owner', 'penstock_worker', 'penstock_analysis', 'penstock_connectors', 'penstock_query',
-        'penstock_reader', 'penstock_trail_reader', 'penstock_operator'
+        'penstock_canaries', 'penstock_reader', 'penstock_trail_reader', 'penstock_operator'
     ] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
@@ -20,7 +20,7 @@ BEGIN
     EXECUTE format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
     EXECUTE format(
         'GRANT CONNECT ON DATABASE %I TO penstock_worker, penstock_analysis, penstock_connectors, penstock_query,'
-        ' penstock_reader, penstock_trail_reader, penstock_operator',
+        ' penstock_canaries, penstock_reader, penstock_trail_reader, penstock_operator',
         current_database()
     );
 END $$;
@@ -46,7 +46,8 @@ BEGIN
         AND (proname ~ '^pg_(try_)?advisory_(xact_)?lock'
             OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))
     LOOP
-        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC, penstock_query, penstock_connectors, penstock_analysis', given);
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC, penstock_query, penstock_canaries, penstock_connectors,'
+            ' penstock_analysis', given);
         IF given::text ~ '^pg_(try_)?advisory' THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO penstock_owner, penstock_worker, penstock_operator', given);
         END IF;

@@ -8,6 +8,7 @@
 --   penstock_analysis    analysis: reads the ledger and the vectors; writes only what its tasks found
 --   penstock_connectors  connectors: their own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes only feedback, the review queue and the evaluation
+--   penstock_canaries    canary: reads the documents of canaries, and no row of another source
 --   penstock_trail_reader  `penstock trail`: reads the audit trail, and records that it did
 --   penstock_reader      other teams' query services: only the schema `readers` (migration 0013)
 BEGIN;
@@ -114,6 +115,24 @@ GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 -- given. `use_budget` is the function of the previous version. `penstock budget` reads today's use of all tenants.
 GRANT EXECUTE ON FUNCTION settle_budget, use_budget TO penstock_query;
 GRANT SELECT ON overview_use TO penstock_query;
+
+-- The canary. It reads tables of which a policy shows it the rows of canaries (migration 0111), and what belongs to nobody.
+DO $$
+DECLARE
+    bound regclass;
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_canaries') THEN  -- or 1-roles.sql is of an older version
+        REVOKE ALL ON ALL TABLES IN SCHEMA public, trail FROM penstock_canaries;
+        REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_canaries;
+        GRANT USAGE ON SCHEMA public TO penstock_canaries;
+        GRANT SELECT ON schema_migrations, fence, generations, keyword_indexes, overview_canaries TO penstock_canaries;
+        GRANT SELECT (tenant, source, removed_at) ON connectors TO penstock_canaries;
+        GRANT EXECUTE ON FUNCTION readable_sets, lead_query_service TO penstock_canaries;
+        FOR bound IN SELECT polrelid::regclass FROM pg_policy WHERE polname = 'rows_of_canaries' LOOP
+            EXECUTE format('GRANT SELECT ON %s TO penstock_canaries', bound);
+        END LOOP;
+    END IF;
+END $$;
 
 -- The analysis worker.
 DO $$
@@ -230,6 +249,6 @@ END $$;
 
 COMMIT;
 
--- Row security by tenant for members of penstock_query. It is here because roles and grants may come after the tables. It is
--- applied once, and not while a query service of an earlier version is connected (docs/upgrade.md).
+-- Row security by tenant for members of penstock_query, and by source for those of penstock_canaries. It is here because roles
+-- and grants may come after the tables. It is applied once, and not while a query service of an earlier version is connected (docs/upgrade.md).
 DO $$ BEGIN PERFORM divide_rows(); END $$;

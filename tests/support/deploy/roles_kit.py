@@ -17,6 +17,7 @@ ROLES = (
     "penstock_analysis",
     "penstock_connectors",
     "penstock_query",
+    "penstock_canaries",
     "penstock_trail_reader",
     "penstock_operator",
 )

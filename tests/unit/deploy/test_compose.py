@@ -217,7 +217,7 @@ def test_each_service_uses_a_postgres_login_of_its_role() -> None:
         "keywords": "penstock_worker",
         "analysis": "penstock_analysis",
         "connectors": "penstock_connectors",
-        "canary": "penstock_query",
+        "canary": "penstock_canaries",
         "query": "penstock_query",
         **dict.fromkeys(ENROL, "penstock_owner"),
     }
