@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from psycopg import AsyncConnection
-from psycopg.rows import TupleRow
-
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import chunk_params, embedder, service_of, settings_of
@@ -13,7 +10,7 @@ from pipeline.kafka.client import refusal, security
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings, dist, load
 from pipeline.stores.elasticsearch import connect, create_index, extend_index
-from pipeline.stores.postgres import divide_rows, migrate, translated
+from pipeline.stores.postgres import Connection, connect_alone, divide_rows, migrate, translated
 
 
 async def prepare(settings: Settings | None = None, *, partitions: int | None = None) -> list[str]:
@@ -90,5 +87,5 @@ async def prepare_indexes(settings: Settings, generation: Generation) -> None:
         await es.close()
 
 
-async def _connection(settings: Settings) -> AsyncConnection[TupleRow]:
-    return await AsyncConnection.connect(settings.postgres.dsn.get_secret_value(), autocommit=True)
+async def _connection(settings: Settings) -> Connection:
+    return await connect_alone(settings.postgres, "migrate")

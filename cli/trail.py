@@ -254,18 +254,14 @@ async def _head() -> Head | None:
 @asynccontextmanager
 async def _connection() -> AsyncIterator[Connection]:
     """Open a connection without the fence: the trail may be read whatever happened to the ledger."""
-    from psycopg import AsyncConnection
     from psycopg.errors import InsufficientPrivilege, UndefinedTable
 
     from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import translated
+    from pipeline.stores.postgres import connect_alone, translated
 
-    dsn = load().postgres.dsn.get_secret_value()
     with translated("the audit trail"):
         try:
-            async with await AsyncConnection.connect(
-                dsn, autocommit=True, connect_timeout=10, application_name="penstock trail"
-            ) as connection:
+            async with await connect_alone(load().postgres, "trail") as connection:
                 yield connection
         except InsufficientPrivilege as error:
             raise PenstockError(

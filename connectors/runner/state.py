@@ -20,7 +20,7 @@ from connectors.runner.rows import Holder, LeaseLost, Removed
 from connectors.source import Cursor
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Pool, connect_alone, translated
 from pipeline.stores.stored_json import from_jsonb, to_jsonb
 
 FullState = Literal["due", "running", "done"]
@@ -228,9 +228,7 @@ async def lease(
     fenced.
     """
     with translated("the connector's lease"):
-        connection = await AsyncConnection.connect(
-            settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock connector"
-        )
+        connection = await connect_alone(settings, "connector")
     try:
         with translated("the connector's lease"):
             await fence.require(connection, "intake")

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
@@ -24,7 +23,7 @@ from pipeline.diagnosis.freshness import freshness_by_source
 from pipeline.ledger import generations, skipped
 from pipeline.runtime.settings import PostgresSettings, Producers
 from pipeline.stores import fence, index_fence
-from pipeline.stores.postgres import Connection, require_migrated, translated
+from pipeline.stores.postgres import Connection, connect_alone, require_migrated, translated
 
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 3.0
@@ -44,12 +43,7 @@ async def ledger_report(
     unsigned records. Raises Retryable, Misconfigured when Postgres itself does not answer."""
     report: dict[str, Any] = {}
     with translated(f"Postgres at {address(settings)}"):
-        connection: Connection = await psycopg.AsyncConnection.connect(
-            settings.dsn.get_secret_value(),
-            connect_timeout=CONNECT_SECONDS,
-            application_name="penstock status",
-            autocommit=True,
-        )
+        connection = await connect_alone(settings, "status", within_seconds=CONNECT_SECONDS)
         async with connection:
             refused = await _refused(settings)
             if refused:

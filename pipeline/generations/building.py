@@ -16,7 +16,6 @@ from typing import Literal, Protocol, TypeVar
 
 from elasticsearch import AsyncElasticsearch
 from pgvector.psycopg import register_vector_async
-from psycopg import AsyncConnection
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Lane, Store
@@ -34,7 +33,7 @@ from pipeline.stores.elasticsearch import REFRESH_INTERVAL, drop_index, tune_ind
 from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.leader import lead_session
-from pipeline.stores.postgres import BUILD_LOCK, Connection, require_migrated, translated
+from pipeline.stores.postgres import BUILD_LOCK, Connection, connect_alone, require_migrated, translated
 
 PAGE = 200
 """The documents that one transaction adds to a build. It holds their locks meanwhile: 5,000 vectors are copied in well
@@ -282,10 +281,7 @@ async def connect(settings: PostgresSettings, *, lock: bool = True) -> AsyncIter
     """A connection without time limit that holds the build lock. Raises Misconfigured while another command has it."""
     with translated("generations"):
         await require_migrated(settings)
-        async with await AsyncConnection.connect(
-            settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock build"
-        ) as connection:
-            await connection.execute("SET jit = off")
+        async with await connect_alone(settings, "build") as connection:
             await fence.require(connection, "stores")
             await register_vector_async(connection)
             if lock and not await lead_session(connection, BUILD_LOCK):

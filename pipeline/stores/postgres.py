@@ -224,19 +224,24 @@ async def open_pool(
         await pool.close()
 
 
+async def connect_alone(settings: PostgresSettings, name: str, *, within_seconds: int = 10) -> Connection:
+    """Open a separate connection without time limit, each statement its own transaction. Its locks are released, and a
+    server that vanishes is given up, after half a minute. name: the name that Postgres shows. within_seconds: the time
+    to connect. Raises psycopg.Error."""
+    dsn = settings.dsn.get_secret_value()
+    options = f"{conninfo_to_dict(dsn).get('options') or ''} -c jit=off {_SERVER_KEEPALIVE}"
+    alone = make_conninfo(
+        dsn, **_KEEPALIVE, application_name=f"penstock {name}", connect_timeout=within_seconds, options=options
+    )
+    return await AsyncConnection.connect(alone, autocommit=True)
+
+
 @asynccontextmanager
 async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Connection]:
     """A separate connection without time limit, each statement its own transaction. name: the name that Postgres
     shows. Raises Retryable, Misconfigured; Fenced while the stores must not follow the ledger."""
-    alone = make_conninfo(
-        settings.dsn.get_secret_value(),
-        **_KEEPALIVE,
-        application_name=f"penstock {name}",
-        connect_timeout=10,
-        options=f"-c jit=off {_SERVER_KEEPALIVE}",
-    )
     with translated(name):
-        async with await AsyncConnection.connect(alone, autocommit=True) as connection:
+        async with await connect_alone(settings, name) as connection:
             await fence.require(connection, "stores")
             await register_vector_async(connection)
             yield connection
@@ -257,7 +262,7 @@ async def _configure(connection: Connection) -> None:
 async def require_migrated(settings: PostgresSettings) -> None:
     """Raises Misconfigured when this version's migrations have not all run, or when a newer version's have removed
     something that this one uses. Additions of newer ones do not matter."""
-    async with await AsyncConnection.connect(settings.dsn.get_secret_value(), connect_timeout=10) as connection:
+    async with await connect_alone(settings, "start") as connection:
         row = await (await connection.execute("SELECT to_regclass('public.schema_migrations')::text")).fetchone()
         applied: dict[str, str | None] = {}
         if row and row[0]:
@@ -305,7 +310,7 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     than MINIMUM_PGVECTOR, or the database is not in UTF-8, Retryable when a table stays locked."""
     done = []
     with translated("migrate"):
-        async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        async with await connect_alone(settings, "migrate") as connection:
             _check_encoding(connection)
             await _check_pgvector(connection)
             await connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATIONS_LOCK])
@@ -332,7 +337,7 @@ async def divide_rows(settings: PostgresSettings) -> list[str]:
     notices: list[str] = []
     divided = 0
     with translated("dividing rows by tenant"):
-        async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        async with await connect_alone(settings, "migrate") as connection:
             connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
             while now := await _divide_table(connection):
                 divided += now

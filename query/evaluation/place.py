@@ -39,7 +39,7 @@ from pipeline.stages.vectors import VectorSink
 from pipeline.stores.elasticsearch import connect, create_index, drop_index
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.keywords import Keywords
-from pipeline.stores.postgres import Pool, migrate, open_pool, translated
+from pipeline.stores.postgres import Pool, connect_alone, migrate, open_pool, translated
 from query.evaluation.dataset import Dataset, Document
 from topics.codec import encode
 from topics.messages import DocumentUpserted
@@ -211,9 +211,7 @@ async def _drop(postgres: PostgresSettings, name: str) -> None:
 
 async def _administer(postgres: PostgresSettings, statement: sql.Composed) -> None:
     with translated("evaluation"):
-        async with await psycopg.AsyncConnection.connect(
-            postgres.dsn.get_secret_value(), autocommit=True
-        ) as connection:
+        async with await connect_alone(postgres, "evaluation") as connection:
             await connection.execute(statement)
 
 
