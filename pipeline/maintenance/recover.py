@@ -29,7 +29,7 @@ from pipeline.stores import fence
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.keywords import Keywords
-from pipeline.stores.postgres import Connection, Pool, open_pool, translated
+from pipeline.stores.postgres import Connection, Pool, open_pool, permit_long, translated
 from topics.registry import Topic
 
 LEAVE_SECONDS = 5.0
@@ -123,7 +123,7 @@ class Recovery:
         """A moment before whatever a failover may have lost; the beginning of time in an empty ledger."""
         with translated("recover"):
             async with self._pool.connection() as connection:
-                await connection.execute("SET LOCAL statement_timeout = 0")
+                await permit_long(connection)
                 row = await (await connection.execute("SELECT max(at) FROM document_events")).fetchone()
         return row[0] - FAILOVER_MARGIN if row and row[0] else BEGINNING
 
@@ -288,7 +288,7 @@ async def _floors(connection: Connection, since: datetime) -> dict[Lane, datetim
     """Per lane, the moment that was certainly not handled yet: ``since``, or when the last events that the restored
     ledger handled were observed at their sources, which is earlier where detect was behind or stood still. A lane that
     it never handled anything of is read from its beginning."""
-    await connection.execute("SET LOCAL statement_timeout = 0")
+    await permit_long(connection)
     cursor = await connection.execute(
         "SELECT e.lane, min(e.observed_at) FROM document_events e"
         " JOIN (SELECT lane, max(at) AS at FROM document_events GROUP BY lane) last USING (lane)"
@@ -383,7 +383,7 @@ async def republish(pool: Pool) -> Forgotten:
     """
     with translated("recover"):
         async with pool.connection() as connection:
-            await connection.execute("SET LOCAL statement_timeout = 0")
+            await permit_long(connection)
             await connection.execute("UPDATE connector_freshness SET equal_at = NULL, reopened_at = clock_timestamp()")
             documents = await _count(connection, _PUBLISH_AGAIN)
             deletions = await _count(connection, _DELETE_AGAIN) + await _count(connection, _REMEMBER_AGAIN)

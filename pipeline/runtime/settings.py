@@ -133,7 +133,8 @@ class PostgresSettings(Part):
     pool_max_size: int = 10
     """The most connections of one process."""
     statement_timeout_seconds: float = 60.0
-    """A statement that takes longer is cancelled."""
+    """A statement that takes longer is cancelled. A connection on which nothing arrives for half a minute longer is
+    closed and replaced."""
 
     @model_validator(mode="after")
     def _with_login(self) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from importlib.resources import files
 from time import monotonic
 from typing import Any
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection, DataError, sql
-from psycopg.abc import Buffer
+from psycopg.abc import RV, Buffer, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PipelineStatus
 from psycopg.rows import TupleRow
@@ -108,6 +109,12 @@ PREPARED_SECONDS = 10.0
 a search, but a plan for an empty table is wrong for a large one, and nothing renews it before Postgres has analysed the
 table. Workers fill tables that were empty: they keep theirs for FENCE_SECONDS."""
 
+CONNECT_SECONDS = 30
+"""How long a pool waits for a new connection. It makes three at a time: a server that accepts and does not answer would
+keep it from any other for two minutes, which is psycopg's limit."""
+SILENT_SECONDS = 30.0
+"""How much longer than its statement may take a connection of the pool waits while nothing arrives."""
+
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
@@ -121,6 +128,37 @@ async def _shielded(returning: Coroutine[Any, Any, None]) -> None:
     _RETURNS.add(task)  # the loop itself holds tasks weakly
     task.add_done_callback(_RETURNS.discard)
     await asyncio.shield(task)
+
+
+class _Heard(AsyncConnection[TupleRow]):
+    """A connection that is given up when nothing arrives for longer than a statement may take.
+
+    The server ends its statements in time, and TCP notices when it has vanished. A server or a pooler that hangs while
+    its kernel confirms every packet does neither: its client would wait for ever, and so would the tasks of the pool
+    that make new connections."""
+
+    silent_seconds: float | None = None
+    """None: without limit."""
+
+    async def wait(self, gen: PQGen[RV], *arguments: Any, **options: Any) -> RV:
+        try:
+            async with asyncio.timeout(self.silent_seconds) as limit:
+                return await super().wait(self._noting(gen, limit), *arguments, **options)
+        except TimeoutError as error:
+            await self.close()
+            raise psycopg.OperationalError(f"nothing arrived for {self.silent_seconds:g} s") from error
+
+    def _noting(self, gen: PQGen[RV], limit: asyncio.Timeout) -> PQGen[RV]:
+        """The same, which begins to wait anew whenever something arrived or was sent."""
+        try:
+            state = next(gen)
+            while True:
+                ready = yield state
+                if ready and self.silent_seconds is not None and not limit.expired():
+                    limit.reschedule(asyncio.get_running_loop().time() + self.silent_seconds)
+                state = gen.send(ready)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class _Pool(AsyncConnectionPool[Connection]):
@@ -207,9 +245,11 @@ async def open_pool(
         min_size=1,
         max_size=settings.pool_max_size,
         open=False,
-        configure=_configure,
+        connection_class=_Heard,
+        configure=partial(_configure, silent_seconds=settings.statement_timeout_seconds + SILENT_SECONDS),
         kwargs={
             **_KEEPALIVE,
+            "connect_timeout": CONNECT_SECONDS,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
             f" {_ONE_PROCESS if use == 'queries' else ''} {_SERVER_KEEPALIVE}",
             "application_name": f"penstock {use}",
@@ -247,6 +287,13 @@ async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Conn
             yield connection
 
 
+async def permit_long(connection: Connection) -> None:
+    """Let the statements of the connection's transaction take as long as they need."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    if isinstance(connection, _Heard):
+        connection.silent_seconds = None
+
+
 def _address(settings: PostgresSettings) -> str:
     """Where Postgres is, for people: never with the password."""
     parts = conninfo_to_dict(settings.dsn.get_secret_value())
@@ -254,7 +301,9 @@ def _address(settings: PostgresSettings) -> str:
     return f"Postgres at {where} (`penstock up` starts a local one; PENSTOCK_POSTGRES_DSN names another)"
 
 
-async def _configure(connection: Connection) -> None:
+async def _configure(connection: Connection, *, silent_seconds: float) -> None:
+    if isinstance(connection, _Heard):
+        connection.silent_seconds = silent_seconds
     await register_vector_async(connection)
     await connection.commit()
 

@@ -52,11 +52,12 @@ class TcpProxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: asyncio.Event) -> None:
+        passing = self.open
         with suppress(OSError):
             while data := await source.read(65536):
                 if self.delay_seconds:
                     await asyncio.sleep(self.delay_seconds)
-                await self.open.wait()
+                await passing.wait()
                 await way.wait()
                 sink.write(data)
                 await sink.drain()
@@ -65,6 +66,12 @@ class TcpProxy:
         with suppress(OSError, RuntimeError):
             sink.close()
         self._ends.discard(sink)
+
+    def strand(self) -> None:
+        """Pass nothing on any more between the ends of today's connections, and leave them open; new ones work."""
+        self.open.clear()
+        self.open = asyncio.Event()
+        self.open.set()
 
     def cut(self) -> int:
         """Break every connection. Returns the number of their ends."""
