@@ -50,19 +50,28 @@ class Endpoint:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, body: bytes) -> Response:
-        """Whatever the server answers. Raises Retryable where it does not."""
+    async def post(self, body: bytes, *, most_bytes: int) -> Response:
+        """Whatever the server answers. Raises Retryable where it does not, or with more than ``most_bytes``."""
         try:
             # From a file, piece by piece: one large write would hold up the event loop.
             # A redirect would take the texts to a host that nobody named.
             async with self._open().post(
                 self._url, data=BytesIO(body), headers=self._headers, allow_redirects=False
             ) as response:
-                return Response(response.status, response.headers, await response.read())
+                return Response(response.status, response.headers, await self._body(response, most_bytes))
         except TimeoutError as error:
             raise Retryable(f"the embedding server {self.host} cannot be reached: timed out") from error
         except aiohttp.ClientError as error:
             raise Retryable(f"the embedding server {self.host} cannot be reached: {type(error).__name__}") from error
+
+    async def _body(self, response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+        pieces, size = [], 0
+        while piece := await response.content.readany():
+            size += len(piece)
+            if size > most_bytes:
+                raise Retryable(f"the embedding server {self.host} answers more than {most_bytes >> 20} MiB")
+            pieces.append(piece)
+        return b"".join(pieces)
 
     async def aclose(self) -> None:
         if self._session is not None:

@@ -37,6 +37,8 @@ MAX_CACHED_VECTORS = 4_096
 LETTERS_AT_ONCE, BYTES_AT_ONCE = 2**18, 2**20
 """Texts to count and an answer to read that take the event loop about a millisecond; what is larger goes to a thread
 (which costs a third of one)."""
+BYTES_A_NUMBER, SPARE_BYTES = 64, 2**22
+"""The longest answer that is read: numbers in JSON have some 20 characters, and a server may indent them."""
 PROBE = "penstock"
 """A text that every model takes: what it rejects, it rejects for its parameters."""
 
@@ -239,7 +241,7 @@ class OpenAIEmbedder:
     async def _request(self, body: bytes, inputs: int, place: Place, measured: Call) -> Answer:
         """One HTTP request. Raises Retryable, Misconfigured or Rejected."""
         measured.sent = len(body)
-        response = await self._server.post(body)
+        response = await self._server.post(body, most_bytes=SPARE_BYTES + inputs * self.dimensions * BYTES_A_NUMBER)
         measured.received = len(response.body)
         if response.status != 200:
             measured.facts["http.response.status_code"] = response.status

@@ -42,6 +42,8 @@ class Faults(faults.Faults):
     """400 for a request with a text that contains this."""
     nan: str | None = None
     """Texts that contain this get a vector of NaN."""
+    endless: int = 0
+    """Next n answers go on for ever."""
     reorder: bool = False
     """Rows come in another order, rightly numbered."""
 
@@ -51,6 +53,8 @@ class Stats(faults.Stats):
     inputs: int = 0
     """Texts embedded (answered 200)."""
     tokens: int = 0
+    sent_bytes: int = 0
+    """Bytes of answers without end."""
     largest_batch: int = 0
     most_tokens: int = 0
     """Tokens of the largest request."""
@@ -89,8 +93,10 @@ class FakeOpenAI(Fake[Faults, Stats]):
         row = np.random.default_rng(seed).standard_normal(self.dimensions)[: dimensions or self.dimensions]
         return (row / np.linalg.norm(row)).astype(np.float32)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if self.next("endless"):
+            return await self._endless(request)
         texts, dimensions = self._checked(body)
         counts = [len(self._encoding.encode_ordinary(text)) for text in texts]
         self._within_limits(counts)
@@ -103,6 +109,13 @@ class FakeOpenAI(Fake[Faults, Stats]):
         self.stats.largest_batch = max(self.stats.largest_batch, len(texts))
         self.stats.most_tokens = max(self.stats.most_tokens, sum(counts))
         return self._rows(texts, dimensions, body.get("encoding_format", "float"), sum(counts))
+
+    async def _endless(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 2**20)
+            self.stats.sent_bytes += 2**20
 
     def _checked(self, body: dict[str, Any]) -> tuple[list[str], int]:
         if body.get("model") != self.model:

@@ -333,6 +333,15 @@ async def test_lasting_server_failures_raise_retryable_and_refuse_no_text(
     assert "passage" not in str(caught.value)
 
 
+async def test_a_response_without_end_is_left_before_it_fills_the_memory(fake: FakeOpenAI) -> None:
+    """It was read for as long as a request may take: a minute, and gigabytes."""
+    fake.faults.endless = 1
+    async with connected(fake) as embedder:
+        assert len(await vectors_of(embedder, TEXTS)) == len(TEXTS)
+    assert fake.stats.requests == 2
+    assert fake.stats.sent_bytes < 32 * 2**20
+
+
 async def test_an_unreachable_server_raises_retryable() -> None:
     async with FakeOpenAI(dimensions=64) as gone:
         pass
