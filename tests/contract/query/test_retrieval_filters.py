@@ -139,7 +139,7 @@ async def test_a_wide_filter_uses_the_graph_and_a_narrow_one_an_exact_scan(libra
     await library.execute("ANALYZE chunks_g1, documents")
     assert len({access_id for _, access_id in owners}) == 1
     vector = np.asarray(WordEmbedder()._vector("x"))
-    tuning = Tuning(always_exact_rows=80)
+    tuning = Tuning(always_exact_rows=160)
     async with library.pool.connection() as connection:
         may = await readable(connection, caller)
 

@@ -91,9 +91,9 @@ async def test_below_the_policies_by_tenant_a_sketched_scan_goes_to_its_rows_dir
                     "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.as_string(connection), values
                 )
                 [([explained],)] = await cursor.fetchall()
-            assert [node["Actual Rows"] > 0 for node in nodes(explained["Plan"]) if node["Node Type"] == "Tid Scan"] == [
-                scan == "sketched"
-            ], explained
+            assert [
+                node["Actual Rows"] > 0 for node in nodes(explained["Plan"]) if node["Node Type"] == "Tid Scan"
+            ] == [scan == "sketched"], explained
         assert len(await scanned(connection, query, "sketched", "heron")) == LIMIT
 
 
