@@ -256,7 +256,7 @@ async def configure(
 ) -> int:
     """Set what a scan needs for the rest of the transaction, and return how many rows a walk fetches. With "graph",
     sequential scans are off so that the few rows outside of the graph are read through their index, whatever the
-    planner's statistics say of their number; with "sketched", because the planner would read a million rows for those of
+    planner's statistics say of their number; with "sketched" because the planner would read a million rows for those of
     a twelfth of the documents."""
     cursor = await connection.execute(
         _SETTINGS,
