@@ -20,6 +20,7 @@ from typing import Any, Self
 import structlog
 
 from connectors.clock import Clock
+from connectors.folder import publisher
 from connectors.folder.access import FILE, is_skipped
 from connectors.folder.checkpoint import Checkpoint, Intent
 from connectors.folder.options import FolderOptions
@@ -335,6 +336,7 @@ class FolderConnector:
         if self._clock is None:
             self._clock = Clock(await self._checkpoint.observed_at(self._options.tenant, self._options.source))
         clock, room, reading = self._clock, asyncio.Semaphore(TARGETS_AT_ONCE), asyncio.Semaphore(READERS)
+        most_bytes = publisher.MAX_BYTES // min(TARGETS_AT_ONCE, max(1, len(targets)))
 
         async def sweep(root: str, target: str) -> None:
             async with room:
@@ -343,7 +345,16 @@ class FolderConnector:
                     report.problems.append(problem)
                     return
                 one = Sweep(
-                    root, target, self._options, clock, self._producer, self._checkpoint, report, count, reading
+                    root,
+                    target,
+                    self._options,
+                    clock,
+                    self._producer,
+                    self._checkpoint,
+                    report,
+                    count,
+                    reading,
+                    most_bytes,
                 )
                 await one.run(started)
 

@@ -15,7 +15,7 @@ from connectors.extract import CONTENT_CODES
 from connectors.folder.checkpoint import Checkpoint, Item, Unwritten
 from connectors.folder.content import FileRead, describe, entry_of, fingerprint, read
 from connectors.folder.options import FolderOptions
-from connectors.folder.publisher import Publisher
+from connectors.folder.publisher import MAX_BYTES, Publisher
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
 from connectors.runner.compare import Event, Observation, Row, decide, decide_access
@@ -58,7 +58,9 @@ class Sweep:
     on_done: Callable[[int, int], None]
     """Called with the numbers of newly listed and newly finished files."""
     reading: asyncio.Semaphore
-    """Held while files are read."""
+    """Held while files are read, and until what was read is handed to the publisher."""
+    most_bytes: int = MAX_BYTES
+    """The most bytes of text that wait for their acknowledgement."""
     newcomers: int = 0
     """Files listed so far that have no row."""
     _listed_ids: ListedIds = field(default_factory=ListedIds)
@@ -67,7 +69,12 @@ class Sweep:
     async def run(self, started: datetime) -> None:
         """Sweep to the end. started: by Postgres' clock, before anything was listed. Raises Retryable."""
         self._publisher = Publisher(
-            self.producer, self.checkpoint, tenant=self.options.tenant, source=self.options.source, scope=self.root
+            self.producer,
+            self.checkpoint,
+            tenant=self.options.tenant,
+            source=self.options.source,
+            scope=self.root,
+            most_bytes=self.most_bytes,
         )
         walk = Walk(self.root, self.target, self.options)
         try:
@@ -124,9 +131,9 @@ class Sweep:
             current = await self._under_current_rules(walk, group)
             async with self.reading:
                 files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
-            for (candidate, item, observed_at), file in zip(current, files, strict=True):
-                await self._changed(candidate, item, file, observed_at)
-                self.on_done(0, 1)
+                for (candidate, item, observed_at), file in zip(current, files, strict=True):
+                    await self._changed(candidate, item, file, observed_at)
+                    self.on_done(0, 1)
             self.on_done(0, len(group) - len(current))
 
     async def _under_current_rules(
