@@ -180,14 +180,15 @@ class QueryMetrics:
         )
         self.recall = Histogram(
             "penstock_query_recall_ratio",
-            "Share of the ten nearest passages that a search through the vectors' graph found, of sampled searches",
+            "Share of the ten nearest passages that a search through the vectors' graph or by their sketches found, of "
+            "sampled searches",
             buckets=SHARE_BUCKETS,
             registry=r,
         )
         self.recall_checks = counter(
             "penstock_query_recall_checks",
-            "Searches through the vectors' graph that were sampled, by outcome: compared, unfinished (the exact scan "
-            "took longer than 30 s, or Postgres did not answer)",
+            "Searches through the vectors' graph or by their sketches that were sampled, by outcome: compared, "
+            "unfinished (the exact scan took longer than 30 s, or Postgres did not answer)",
             OutcomeLabels,
             registry=r,
         )
