@@ -114,6 +114,8 @@ CONNECT_SECONDS = 30
 keep it from any other for two minutes, which is psycopg's limit."""
 SILENT_SECONDS = 30.0
 """How much longer than its statement may take a connection of the pool waits while nothing arrives."""
+USUAL_SECONDS = 1.0
+"""Waits that end sooner, nearly all, are psycopg's own, without anything that notes what arrives."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -141,21 +143,30 @@ class _Heard(AsyncConnection[TupleRow]):
     """None: without limit."""
 
     async def wait(self, gen: PQGen[RV], *arguments: Any, **options: Any) -> RV:
+        if self.silent_seconds is None or arguments or options:  # a wait with a limit of its own, or for notifications
+            return await super().wait(gen, *arguments, **options)
         try:
-            async with asyncio.timeout(self.silent_seconds) as limit:
-                return await super().wait(self._noting(gen, limit), *arguments, **options)
-        except TimeoutError as error:
-            await self.close()
-            raise psycopg.OperationalError(f"nothing arrived for {self.silent_seconds:g} s") from error
+            return await super().wait(gen, timeout=USUAL_SECONDS)
+        except psycopg.errors._WaitTimeout:
+            return await self._wait_long(gen, self.silent_seconds)
 
-    def _noting(self, gen: PQGen[RV], limit: asyncio.Timeout) -> PQGen[RV]:
+    async def _wait_long(self, gen: PQGen[RV], silent_seconds: float) -> RV:
+        """Go on with a wait. Its own limit costs 13 µs, a sixth of a short statement."""
+        try:
+            async with asyncio.timeout(silent_seconds) as limit:
+                return await super().wait(self._noting(gen, limit, silent_seconds))
+        except TimeoutError as error:
+            self.pgconn.finish()  # and not close: the pool then replaces its idle ones too, which are as silent
+            raise psycopg.OperationalError(f"nothing arrived for {silent_seconds:g} s") from error
+
+    def _noting(self, gen: PQGen[RV], limit: asyncio.Timeout, silent_seconds: float) -> PQGen[RV]:
         """The same, which begins to wait anew whenever something arrived or was sent."""
         try:
             state = next(gen)
             while True:
                 ready = yield state
-                if ready and self.silent_seconds is not None and not limit.expired():
-                    limit.reschedule(asyncio.get_running_loop().time() + self.silent_seconds)
+                if ready and not limit.expired():
+                    limit.reschedule(asyncio.get_running_loop().time() + silent_seconds)
                 state = gen.send(ready)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
@@ -288,7 +299,8 @@ async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Conn
 
 
 async def permit_long(connection: Connection) -> None:
-    """Let the statements of the connection's transaction take as long as they need."""
+    """Let the statements of the connection's transaction take as long as they need; the connection itself waits without
+    limit from then on."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     if isinstance(connection, _Heard):
         connection.silent_seconds = None
