@@ -55,6 +55,11 @@ class Identities:
             row = self._db.execute("SELECT path FROM files WHERE id = ?", [id_]).fetchone()
         return str(row[0]) if row else id_
 
+    def paths(self) -> list[str]:
+        """Return where the documents were seen last."""
+        with self._lock:
+            return [str(path) for (path,) in self._db.execute("SELECT path FROM files")]
+
     def id_at(self, path: str) -> str | None:
         """Return the id of the document that was last seen there."""
         with self._lock:

@@ -95,9 +95,12 @@ class Folder(SmallSource):
 
     def _roots(self) -> list[str]:
         """Return the roots without links. Blocks, and where a mount's server is away without end."""
-        if self._resolved is None:
-            self._resolved = outermost(os.path.realpath(path) for path in self.options.paths)
-        return self._resolved
+        if self._resolved is not None:
+            return self._resolved
+        roots = outermost(os.path.realpath(path) for path in self.options.paths)
+        if not any(map(root_problem, roots)):  # links in a root that is away cannot be followed yet
+            self._resolved = roots
+        return roots
 
     async def check(self) -> Sequence[Problem]:
         """Return roots and files that cannot be read, invalid rules, and folders that nobody may read."""
@@ -115,22 +118,19 @@ class Folder(SmallSource):
         return {"since_ns": time.time_ns() - OVERLAP_NS}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        files, missing = await self.blocking(self._files)
-        ids = sorted(file.id for file in files)
+        ids = sorted(file.id for file in await self.blocking(self._files))
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
             async with aclosing(pages_of(batch, self.fetch, {"after": batch[-1]})) as pages:
                 async for page in pages:
                     yield page
-        if missing is not None:  # a sweep finds its files when it is back
-            raise missing
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         """Yield files whose inode has changed since. Deleted files, and files of a folder that was moved here, are left
         to ``listen`` and to the sweep."""
         now = await self.start()
-        files, missing = await self.blocking(self._files)
+        files = await self.blocking(self._files)
         ids = sorted(file.id for file in files if file.candidate.stat.st_ctime_ns >= cursor["since_ns"])
         for at in range(0, len(ids), self.options.page_files):
             batch = ids[at : at + self.options.page_files]
@@ -138,8 +138,6 @@ class Folder(SmallSource):
             async with aclosing(pages_of(batch, self.fetch, following)) as pages:
                 async for page in pages:
                     yield page
-        if missing is not None:
-            raise missing
 
     def _listed(self, candidate: Candidate) -> Listed:
         return Listed(
@@ -171,7 +169,16 @@ class Folder(SmallSource):
             raise missing[0][1]
         # A prefix without a slash: a root may be a file. What has moved between roots is read before it counts as gone.
         if missing:
-            yield [Unlisted(part=f"folder {root}", reason=str(error), id_prefix=root) for root, error in missing]
+            has_others = await self.blocking(self._knows_others, roots)
+            yield [
+                Unlisted(part=f"folder {root}", reason=str(error), id_prefix=None if has_others else root)
+                for root, error in missing
+            ]
+
+    def _knows_others(self, roots: Sequence[str]) -> bool:
+        """Whether a file is known that is in none of the roots: one that is away, whose links cannot be followed, may
+        have another path."""
+        return any(not any(is_within(path, root) for root in roots) for path in self._ids.paths())
 
     async def read(self, external_id: str) -> Entry:
         return await self.blocking(self._entry, external_id)
@@ -194,11 +201,11 @@ class Folder(SmallSource):
             raise Retryable(f"{root} is empty: check that it is mounted; nothing is deleted")
         return Walk(root, target, self._rules)
 
-    def _files(self) -> tuple[list[_File], Retryable | None]:
-        """Return all files but those whose names cannot be read, which the listing shows; and, where some roots cannot
-        be listed, why. Raises that if none can."""
-        files, missing = list[_File](), list[Retryable]()
-        for root in self._roots():
+    def _files(self) -> list[_File]:
+        """Return all files but those whose names cannot be read, and those of roots that cannot be listed, which the
+        listing shows: a sweep finds them later. Raises Retryable if no root can be listed."""
+        files, missing, roots = list[_File](), list[Retryable](), self._roots()
+        for root in roots:
             try:
                 walk = self._walk(root, root)
             except Retryable as error:
@@ -206,17 +213,20 @@ class Folder(SmallSource):
                 continue
             candidates = (entry for entry in walk.candidates() if isinstance(entry, Candidate))
             files += each(candidates, partial(self._file, root), lambda candidate: candidate.path)[0]
-        if len(missing) == len(self._roots()):
+        if len(missing) == len(roots):
             raise missing[0]
-        return files, missing[0] if missing else None
+        return files
 
     def _file(self, root: str, candidate: Candidate) -> _File:
         return _File(self._ids.of(candidate.path, candidate.stat), root, candidate)
 
     def _entry(self, id_: str) -> Entry:
         path = self._ids.path_of(id_)
-        root = next((root for root in self._roots() if is_within(path, root)), None)
+        roots = self._roots()
+        root = next((root for root in roots if is_within(path, root)), None)
         if root is None:
+            if problem := next(filter(None, map(root_problem, roots)), None):
+                raise Retryable(str(problem))  # it may be the root of this file, whose links cannot be followed
             return Gone(id_)
         walk = self._walk(root, path)
         entries = walk.candidates()
@@ -228,10 +238,9 @@ class Folder(SmallSource):
                 f"{path} cannot be read, or a .penstock.toml above it is invalid: see `penstock connector check`"
             )
         moved = None
-        if not os.path.lexists(
-            path
-        ):  # one that has moved to a root that cannot be listed is published again from there
-            moved = next((file for file in self._files()[0] if file.id == id_), None)
+        if not os.path.lexists(path):
+            # One that has moved to a root that cannot be listed is published again from there.
+            moved = next((file for file in self._files() if file.id == id_), None)
         return self._read(id_, moved.root, moved.candidate) if moved else Gone(id_)
 
     def _read(self, id_: str, root: str, candidate: Candidate) -> Entry:
