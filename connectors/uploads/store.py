@@ -206,12 +206,12 @@ class Table:
         while what the connector had was erased."""
 
         async def require_place(connection: Connection) -> None:
+            await connection.execute(_LOCK_QUOTA)  # it may be waited for, too
             cursor = await connection.execute(
                 "SELECT FROM connectors WHERE tenant = %s AND source = %s AND removed_at IS NOT NULL", self.instance
             )
             if cursor.rowcount:
                 raise Removed(f"connector {self.instance[1]} was removed")
-            await connection.execute(_LOCK_QUOTA)
             cursor = await connection.execute(
                 "SELECT size FROM uploads WHERE tenant = %s AND source = %s AND external_id = %s"
                 " AND deleted_at IS NULL",

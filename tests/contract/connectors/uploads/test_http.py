@@ -385,3 +385,17 @@ async def test_a_file_that_arrives_while_its_connector_is_removed_is_not_stored(
     assert (request.result().status_code, request.result().json()["title"]) == (503, "Not running")
     assert await office.space.query("SELECT count(*) FROM uploads") == [(1,)]
     assert len([path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()]) == 1
+
+
+async def test_a_file_that_waits_for_the_quota_while_its_connector_is_removed_is_not_stored(office: Office) -> None:
+    office.declare()
+    await office.start()
+    async with office.pool.connection() as connection:
+        await connection.execute("SELECT lock_uploads_quota()")
+        request = asyncio.create_task(office.client.post("/v1/uploads?acl_tags=staff", content=b"what is new"))
+        waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        while not await office.space.query(waits):
+            await asyncio.sleep(0.05)
+        await Withdrawal(office.pool, None, "acme", "files").remove()
+    assert (await request).status_code == 503
+    assert await office.space.query("SELECT count(*) FROM uploads") == [(0,)]
