@@ -113,9 +113,7 @@ CONNECT_SECONDS = 30
 """How long a pool waits for a new connection. It makes three at a time: a server that accepts and does not answer would
 keep it from any other for two minutes, which is psycopg's limit."""
 SILENT_SECONDS = 30.0
-"""How much longer than its statement may take a connection of the pool waits while nothing arrives."""
-USUAL_SECONDS = 1.0
-"""Waits that end sooner, nearly all, are psycopg's own, without anything that notes what arrives."""
+"""How much longer than a statement may take a connection of the pool waits for a result."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -133,43 +131,24 @@ async def _shielded(returning: Coroutine[Any, Any, None]) -> None:
 
 
 class _Heard(AsyncConnection[TupleRow]):
-    """A connection that is given up when nothing arrives for longer than a statement may take.
+    """A connection that is given up when it waits for longer than a statement may take.
 
     The server ends its statements in time, and TCP notices when it has vanished. A server or a pooler that hangs while
     its kernel confirms every packet does neither: its client would wait for ever, and so would the tasks of the pool
     that make new connections."""
 
-    silent_seconds: float | None = None
+    longest_wait_seconds: float | None = None
     """None: without limit."""
 
     async def wait(self, gen: PQGen[RV], *arguments: Any, **options: Any) -> RV:
-        if self.silent_seconds is None or arguments or options:  # a wait with a limit of its own, or for notifications
+        if arguments or options:  # a wait with a limit of its own, or for notifications
             return await super().wait(gen, *arguments, **options)
         try:
-            return await super().wait(gen, timeout=USUAL_SECONDS)
-        except psycopg.errors._WaitTimeout:
-            return await self._wait_long(gen, self.silent_seconds)
-
-    async def _wait_long(self, gen: PQGen[RV], silent_seconds: float) -> RV:
-        """Go on with a wait. Its own limit costs 13 µs, a sixth of a short statement."""
-        try:
-            async with asyncio.timeout(silent_seconds) as limit:
-                return await super().wait(self._noting(gen, limit, silent_seconds))
+            async with asyncio.timeout(self.longest_wait_seconds):
+                return await super().wait(gen)
         except TimeoutError as error:
             self.pgconn.finish()  # and not close: the pool then replaces its idle ones too, which are as silent
-            raise psycopg.OperationalError(f"nothing arrived for {silent_seconds:g} s") from error
-
-    def _noting(self, gen: PQGen[RV], limit: asyncio.Timeout, silent_seconds: float) -> PQGen[RV]:
-        """The same, which begins to wait anew whenever something arrived or was sent."""
-        try:
-            state = next(gen)
-            while True:
-                ready = yield state
-                if ready and not limit.expired():
-                    limit.reschedule(asyncio.get_running_loop().time() + silent_seconds)
-                state = gen.send(ready)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            raise psycopg.OperationalError(f"no result within {self.longest_wait_seconds:g} s") from error
 
 
 class _Pool(AsyncConnectionPool[Connection]):
@@ -257,7 +236,7 @@ async def open_pool(
         max_size=settings.pool_max_size,
         open=False,
         connection_class=_Heard,
-        configure=partial(_configure, silent_seconds=settings.statement_timeout_seconds + SILENT_SECONDS),
+        configure=partial(_configure, longest_wait_seconds=settings.statement_timeout_seconds + SILENT_SECONDS),
         kwargs={
             **_KEEPALIVE,
             "connect_timeout": CONNECT_SECONDS,
@@ -303,7 +282,7 @@ async def permit_long(connection: Connection) -> None:
     limit from then on."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     if isinstance(connection, _Heard):
-        connection.silent_seconds = None
+        connection.longest_wait_seconds = None
 
 
 def _address(settings: PostgresSettings) -> str:
@@ -313,9 +292,9 @@ def _address(settings: PostgresSettings) -> str:
     return f"Postgres at {where} (`penstock up` starts a local one; PENSTOCK_POSTGRES_DSN names another)"
 
 
-async def _configure(connection: Connection, *, silent_seconds: float) -> None:
+async def _configure(connection: Connection, *, longest_wait_seconds: float) -> None:
     if isinstance(connection, _Heard):
-        connection.silent_seconds = silent_seconds
+        connection.longest_wait_seconds = longest_wait_seconds
     await register_vector_async(connection)
     await connection.commit()
 
