@@ -75,7 +75,7 @@ async def test_a_caller_that_gives_up_while_nothing_arrives_ends_with_its_own_ti
     assert await _one(pool) == 1
 
 
-async def test_a_copy_that_stands_still_is_given_up(behind: tuple[Pool, TcpProxy]) -> None:
+async def test_a_copy_that_stands_still_is_ended(behind: tuple[Pool, TcpProxy]) -> None:
     pool, proxy = behind
 
     async def read() -> None:
