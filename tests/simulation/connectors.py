@@ -252,25 +252,23 @@ class _Address:
         return self._process
 
 
-class _Sessions:
-    """Stands where psycopg's AsyncConnection stands."""
-
-    @staticmethod
-    async def connect(process: Process, **_: Any) -> Session:
-        await process.reach("postgres", "connect")
-        return process.pool.session()
+async def _session(address: _Address, _name: str) -> Session:
+    """Stands for ``connect_alone``."""
+    process = address.get_secret_value()
+    await process.reach("postgres", "connect")
+    return process.pool.session()
 
 
 @contextmanager
 def connected() -> Iterator[None]:
     """Around any number of histories: leases are taken in memory, and signs of life are rare."""
-    before = lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS  # type: ignore[attr-defined]
-    lease.AsyncConnection = cast(Any, _Sessions)  # type: ignore[attr-defined]
+    before = lease.connect_alone, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS  # type: ignore[attr-defined]
+    lease.connect_alone = cast(Any, _session)  # type: ignore[attr-defined]
     instance.HEARTBEAT_SECONDS = instance.TAKEOVER_SECONDS = BEAT_SECONDS
     try:
         yield
     finally:
-        lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS = before  # type: ignore[attr-defined]
+        lease.connect_alone, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS = before  # type: ignore[attr-defined]
 
 
 class Connected:
