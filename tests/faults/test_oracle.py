@@ -35,6 +35,7 @@ ANOTHER = {
     "_text": "{} || 'x/other'::text",
     "_uuid": "{} || '00000000-0000-4000-8000-000000000001'::uuid",
     "_int4": "{} || 1",
+    "bit": "~{}",
     "jsonb": "CASE jsonb_typeof({0}) WHEN 'array' THEN {0} || '[[]]' ELSE {0} || '{{\"x\": 1}}' END",
 }
 """By type of a column: an expression for a value that differs from the present one."""
@@ -83,7 +84,7 @@ async def test_the_oracle_detects_a_wrong_value_in_any_compared_column(stores: S
     missed = []
     for table in COMPARED:
         for column, type_ in (await columns(stores, table)).items():
-            if column in NOT_COMPARED[table] and column != "embedding":
+            if column in NOT_COMPARED[table] and column not in ("embedding", "sketch"):
                 continue
             if not await _detects_change(stores, table, column, type_):
                 missed.append(f"{table}.{column}")

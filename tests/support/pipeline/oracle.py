@@ -24,6 +24,7 @@ from pipeline.core.identifiers import terms, words_of_names
 from pipeline.core.languages import language_of
 from pipeline.core.model import Chunk, CountTokens, Generation
 from pipeline.core.normalise import MESSAGES_TYPE, normalise
+from pipeline.core.sketch import sketches
 from pipeline.embedding.choose import token_counter
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings, dist
@@ -32,6 +33,8 @@ from topics.messages import DocumentUpserted
 
 VECTOR_TOLERANCE = 0.002
 """halfvec keeps 11 bits of each number, none of which is above 1."""
+SKETCH_TOLERANCE = 0.05
+"""The share of a sketch's bits that may differ from those of the stored vector: it is made before that is rounded."""
 MOST_TITLED_CHUNKS = 3
 """The most chunks of a document that are embedded with its title."""
 DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
@@ -102,6 +105,7 @@ NOT_COMPARED: Mapping[str, Mapping[str, str]] = {
     "chunks": {
         "access_id": "a reference: the access set that it leads to is compared",
         "embedding": "compared with the model's vector within VECTOR_TOLERANCE, where `vector` is given",
+        "sketch": "compared with that of the embedding within SKETCH_TOLERANCE",
         "created_at": "our own clock",
         "in_graph": "where a row is looked for: tests/contract/pipeline/stores/test_graph.py",
     },
@@ -342,6 +346,7 @@ async def assert_equal(
         entries = {i: {**entry, "embedded": True} if i in embeddable else entry for i, entry in entries.items()}
 
     rows = await space.query(f"SELECT {_columns('chunks')}, embedding::real[] FROM {generation.chunk_table}")
+    await _compare_sketches(space, generation)
     embedded = {i: text for e in by_id.values() for i, text in e.embedded.items()}
     embeddings = {row[0]: (embedded[row[0]], row[-1]) for row in rows if row[0] in embedded}
     _compare("vectors", {row[0]: _named("chunks", row[:-1]) for row in rows}, embeddable)
@@ -352,6 +357,14 @@ async def assert_equal(
             off = float(np.abs(np.asarray(embedding, dtype=np.float32) - vector(text)).max())
             assert off < VECTOR_TOLERANCE, f"vectors: chunk {id_} has the embedding of another text (off by {off:.3f})"
     return len(chunks)
+
+
+async def _compare_sketches(space: Stores, generation: Generation) -> None:
+    rows = await space.query(f"SELECT id, embedding::real[], sketch::text FROM {generation.chunk_table}")
+    for id_, embedding, stored in rows:
+        made = sketches(np.asarray([embedding], dtype=np.float32), generation.sketch_bits)[0]
+        off = float(np.mean(made != [bit == "1" for bit in stored]))
+        assert off < SKETCH_TOLERANCE, f"vectors: chunk {id_} has the sketch of another vector (off by {off:.3f})"
 
 
 async def _compare_ledger(space: Stores, generation: Generation, expected: Mapping[UUID, Expected]) -> None:
