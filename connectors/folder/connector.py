@@ -20,11 +20,10 @@ from typing import Any, Self
 import structlog
 
 from connectors.clock import Clock
-from connectors.folder import publisher
 from connectors.folder.access import FILE, is_skipped
 from connectors.folder.checkpoint import Checkpoint, Intent
 from connectors.folder.options import FolderOptions
-from connectors.folder.sweep import READERS, Sweep
+from connectors.folder.sweep import Sweep
 from connectors.folder.walk import is_within, root_problem
 from connectors.protocol import Problem, Progress, ScanReport
 from connectors.runner.reconcile import (
@@ -40,7 +39,6 @@ from connectors.runner.reconcile import (
 from connectors.runner.rows import Holder, Rows
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer
-from pipeline.runtime.tasks import gather_or_cancel
 
 __all__ = ["FolderConnector", "FolderOptions", "Problem", "Progress", "ScanReport"]
 
@@ -54,9 +52,6 @@ END_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
 MAX_HINTS = 500
 """With more changed paths than this at once, a scan of everything is cheaper."""
-TARGETS_AT_ONCE = 8
-"""Targets that are swept at the same time. A changed file takes 55 ms, nearly all of it waiting for Postgres and Kafka:
-ten files that were saved together took .7 s, one after another."""
 RESTART_SECONDS = 5.0
 """First pause before a folder that could not be followed is followed again."""
 RETRY_SECONDS = 10.0
@@ -335,30 +330,13 @@ class FolderConnector:
 
         if self._clock is None:
             self._clock = Clock(await self._checkpoint.observed_at(self._options.tenant, self._options.source))
-        clock, room, reading = self._clock, asyncio.Semaphore(TARGETS_AT_ONCE), asyncio.Semaphore(READERS)
-        most_bytes = publisher.MAX_BYTES // min(TARGETS_AT_ONCE, max(1, len(targets)))
-
-        async def sweep(root: str, target: str) -> None:
-            async with room:
-                started = await self._checkpoint.now()
-                if problem := await asyncio.to_thread(root_problem, root):
-                    report.problems.append(problem)
-                    return
-                one = Sweep(
-                    root,
-                    target,
-                    self._options,
-                    clock,
-                    self._producer,
-                    self._checkpoint,
-                    report,
-                    count,
-                    reading,
-                    most_bytes,
-                )
-                await one.run(started)
-
-        await gather_or_cancel(*(sweep(root, target) for root, target in targets))
+        for root, target in targets:
+            started = await self._checkpoint.now()
+            if problem := await asyncio.to_thread(root_problem, root):
+                report.problems.append(problem)
+                continue
+            sweep = Sweep(root, target, self._options, self._clock, self._producer, self._checkpoint, report, count)
+            await sweep.run(started)
         return report
 
 

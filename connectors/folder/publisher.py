@@ -46,21 +46,10 @@ class Publisher:
     event. Its methods may be called from several tasks. They raise Retryable when Kafka or Postgres is away.
     """
 
-    def __init__(
-        self,
-        producer: Producer,
-        checkpoint: Checkpoint,
-        *,
-        tenant: str,
-        source: str,
-        scope: str,
-        most_bytes: int = MAX_BYTES,
-    ) -> None:
-        """most_bytes: of text that wait for their acknowledgement; a larger document waits alone."""
+    def __init__(self, producer: Producer, checkpoint: Checkpoint, *, tenant: str, source: str, scope: str) -> None:
         self._producer = producer
         self._checkpoint = checkpoint
         self._tenant, self._source, self._scope = tenant, source, scope
-        self._most_bytes = most_bytes
         self._prepared: list[_Prepared] = []
         self._prepared_bytes = 0
         self._under_way: deque[_UnderWay] = deque()
@@ -74,7 +63,7 @@ class Publisher:
         async with self._lock:
             self._prepared.append(_Prepared(topic, event, item))
             self._prepared_bytes += self._prepared[-1].size
-            if len(self._prepared) >= CHECKPOINT_EVERY or self._prepared_bytes > self._most_bytes:
+            if len(self._prepared) >= CHECKPOINT_EVERY or self._prepared_bytes > MAX_BYTES:
                 await self._send_prepared()
 
     async def note(self, item: Item) -> None:
@@ -118,9 +107,7 @@ class Publisher:
 
     async def _make_room(self, size: int) -> None:
         while self._under_way and (
-            self._under_way[0].delivery.done()
-            or len(self._under_way) >= MAX_RECORDS
-            or self._bytes + size > self._most_bytes
+            self._under_way[0].delivery.done() or len(self._under_way) >= MAX_RECORDS or self._bytes + size > MAX_BYTES
         ):
             await self._take_oldest()
         if len(self._rows) >= CHECKPOINT_EVERY:

@@ -15,7 +15,7 @@ from connectors.extract import CONTENT_CODES
 from connectors.folder.checkpoint import Checkpoint, Item, Unwritten
 from connectors.folder.content import FileRead, describe, entry_of, fingerprint, read
 from connectors.folder.options import FolderOptions
-from connectors.folder.publisher import MAX_BYTES, Publisher
+from connectors.folder.publisher import Publisher
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
 from connectors.runner.compare import Event, Observation, Row, decide, decide_access
@@ -30,8 +30,7 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 BATCH_FILES = 256
 """Files looked up in the checkpoint at once."""
 READERS = 4
-"""Threads that read files, of all sweeps that run at the same time; the largest readable file takes about 100 MB for a
-moment."""
+"""Threads that read files; the largest readable file takes about 100 MB for a moment."""
 GROUP_FILES = 32
 GROUP_BYTES = 1024 * 1024
 """A thread reads up to so many files, and about so many bytes, in one go."""
@@ -57,10 +56,6 @@ class Sweep:
     report: ScanReport
     on_done: Callable[[int, int], None]
     """Called with the numbers of newly listed and newly finished files."""
-    reading: asyncio.Semaphore
-    """Held while files are read, and until what was read is handed to the publisher."""
-    most_bytes: int = MAX_BYTES
-    """The most bytes of text that wait for their acknowledgement."""
     newcomers: int = 0
     """Files listed so far that have no row."""
     _listed_ids: ListedIds = field(default_factory=ListedIds)
@@ -69,12 +64,7 @@ class Sweep:
     async def run(self, started: datetime) -> None:
         """Sweep to the end. started: by Postgres' clock, before anything was listed. Raises Retryable."""
         self._publisher = Publisher(
-            self.producer,
-            self.checkpoint,
-            tenant=self.options.tenant,
-            source=self.options.source,
-            scope=self.root,
-            most_bytes=self.most_bytes,
+            self.producer, self.checkpoint, tenant=self.options.tenant, source=self.options.source, scope=self.root
         )
         walk = Walk(self.root, self.target, self.options)
         try:
@@ -129,11 +119,10 @@ class Sweep:
     async def _read_all(self, walk: Walk, queue: Iterator[tuple[Candidate, Item]]) -> None:
         while group := _group(queue):
             current = await self._under_current_rules(walk, group)
-            async with self.reading:
-                files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
-                for (candidate, item, observed_at), file in zip(current, files, strict=True):
-                    await self._changed(candidate, item, file, observed_at)
-                    self.on_done(0, 1)
+            files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
+            for (candidate, item, observed_at), file in zip(current, files, strict=True):
+                await self._changed(candidate, item, file, observed_at)
+                self.on_done(0, 1)
             self.on_done(0, len(group) - len(current))
 
     async def _under_current_rules(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from connectors.clock import Clock
-from connectors.folder.checkpoint import Checkpoint
-from connectors.folder.connector import TARGETS_AT_ONCE, Comparison, Hints
+from connectors.folder.connector import Comparison, Hints
 from connectors.protocol import ScanReport
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
@@ -55,23 +54,6 @@ async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
             ("deleted", "new/deep/b.txt"),
             ("upserted", "newer/deep/b.txt"),
         ]
-
-
-async def test_files_that_changed_together_are_published_at_the_same_time(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [desk.write(f"{n}.txt", "one") for n in range(TARGETS_AT_ONCE)]
-    all_at_once = asyncio.Barrier(TARGETS_AT_ONCE)
-    intend = Checkpoint.intend
-
-    async def together(*arguments: Any) -> None:
-        async with asyncio.timeout(10):
-            await all_at_once.wait()
-        await intend(*arguments)
-
-    monkeypatch.setattr(Checkpoint, "intend", together)
-    report = await desk.connector()._sweep([(str(desk.root), str(file)) for file in files], None)
-    assert len(report.published) == len(desk.names(desk.recorder.take())) == TARGETS_AT_ONCE
 
 
 async def test_new_and_removed_access_rules_are_applied(desk: Desk) -> None:
