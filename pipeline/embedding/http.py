@@ -51,7 +51,7 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: bytes, *, most_bytes: int) -> Response:
-        """Whatever the server answers. Raises Retryable where it does not, or with more than ``most_bytes``."""
+        """Return the response, whatever its status. Raises Retryable if there is none, or one above ``most_bytes``."""
         try:
             # From a file, piece by piece: one large write would hold up the event loop.
             # A redirect would take the texts to a host that nobody named.

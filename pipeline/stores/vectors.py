@@ -24,6 +24,11 @@ def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | V
     return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
+def sketches_of(generation: Generation, vectors: NDArray[np.float32]) -> list[Bit]:
+    """The sketches of vectors, shape (n, dimensions), as the generation's column takes them."""
+    return [Bit(bits) for bits in sketches(vectors, generation.sketch_bits)]
+
+
 MOST_EQUAL_TEXTS = 8
 """The most rows of one text whose title is compared. Where more documents have it under other titles, it may be
 embedded although the table has its vector."""
@@ -106,7 +111,7 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
     column, array = sql.SQL(""), sql.SQL("")
     if generation.sketched:
         column, array = sql.SQL(", sketch"), sql.SQL(", %b::varbit[]")
-        values.append([Bit(bits) for bits in sketches(np.stack([row.vector for row in rows]), generation.sketch_bits)])
+        values.append(sketches_of(generation, np.stack([row.vector for row in rows])))
     with trace_statement("INSERT", generation.chunk_table, len(rows)):
         await connection.execute(
             sql.SQL(

@@ -28,17 +28,16 @@ from uuid import UUID
 
 import numpy as np
 from elasticsearch import AsyncElasticsearch
-from pgvector import Bit
 from psycopg import sql
 
 from pipeline.core.graph import CAREFUL_PARAMETERS, READ_WHOLE_ROWS
 from pipeline.core.model import Generation
-from pipeline.core.sketch import DEVIATIONS, sketches
+from pipeline.core.sketch import DEVIATIONS
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
 from pipeline.stores.graph import RESCORED, distance, own_name
 from pipeline.stores.postgres import Connection
-from pipeline.stores.vectors import value
+from pipeline.stores.vectors import sketches_of, value
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters, clauses, conditions, values
 from query.model import Candidate
@@ -374,7 +373,7 @@ def build(
         else:
             seen, outside = sql.Composed([]), sql.SQL(_OUTSIDE).format(waiting=waiting)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, seen=seen, outside=outside)
-    sketch = Bit(sketches(np.asarray(vector)[None], generation.sketch_bits)[0]) if generation.sketched else None
+    [sketch] = sketches_of(generation, np.asarray(vector)[np.newaxis]) if generation.sketched else [None]
     return statement, {
         **values(query.filters),
         "vector": value(generation, vector),
