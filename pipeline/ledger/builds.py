@@ -20,6 +20,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.model import STORES, Generation, Store
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
+from pipeline.stores import vectors
 from pipeline.stores.postgres import Connection, point_readers_at
 
 FOLLOWED_SECONDS = 60.0
@@ -408,22 +409,21 @@ async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], f
         "wanted": sql.SQL(_SEARCHABLE),
     }
     names = {"ids": ids, "fresh": fresh, "generation": build.generation.name}
-    await connection.execute(
+    cursor = await connection.execute(
         sql.SQL(
             """
-            INSERT INTO {new} (id, document_id, access_id, created_at, text, embedding)
-            SELECT c.id, c.document_id, d.access_id, c.created_at, c.text, c.embedding
+            SELECT c.id, d.access_id
             FROM {old} c
             JOIN documents d ON d.id = c.document_id
             JOIN access_sets a ON a.id = d.access_id
             JOIN manifests m ON m.document_id = d.id AND m.generation = %(generation)s
             WHERE c.document_id = ANY(%(ids)s) AND c.id = ANY (m.chunk_ids) AND m.content_hash = d.content_hash
               AND {wanted}
-            ON CONFLICT DO NOTHING
             """
         ).format(**tables),
         names,
     )
+    await vectors.copy(connection, build.origin, build.generation, dict(await cursor.fetchall()))
     await connection.execute(
         sql.SQL(
             """

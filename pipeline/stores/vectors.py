@@ -123,6 +123,47 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
         )
 
 
+COPIED_AT_ONCE = 1_000
+"""The number of rows whose vectors ``copy`` holds in memory: 6 MB with 1,536 dimensions."""
+
+
+async def copy(
+    connection: Connection, origin: Generation, generation: Generation, access: Mapping[UUID, int | None]
+) -> None:
+    """Copy rows of the origin's table, by chunk id, each with this access_id, except those that are there. The model of
+    both generations is the same.
+
+    Sketches are made anew, because the origin's table, or some of its rows, may have none.
+    """
+    wanted = list(access)
+    for start in range(0, len(wanted), COPIED_AT_ONCE):
+        ids: Sequence[UUID] = wanted[start : start + COPIED_AT_ONCE]
+        made: list[Sequence[object]] = []
+        to, of, array = sql.SQL(""), sql.SQL(""), sql.SQL("")
+        if generation.sketched:
+            stored = await of_ids(connection, origin, ids)
+            ids = list(stored)
+            if not ids:
+                continue
+            made = [sketches_of(generation, np.stack(list(stored.values())))]
+            to, of, array = sql.SQL(", sketch"), sql.SQL(", copied.sketch"), sql.SQL(", %b::varbit[]")
+        await connection.execute(
+            sql.SQL(
+                "INSERT INTO {new} (id, document_id, access_id, created_at, text, embedding{to})"
+                " SELECT c.id, c.document_id, copied.access_id, c.created_at, c.text, c.embedding{of}"
+                " FROM unnest(%b::uuid[], %b::bigint[]{array}) AS copied (id, access_id{to}) JOIN {old} c USING (id)"
+                " ON CONFLICT (id) DO NOTHING"
+            ).format(
+                new=sql.Identifier(generation.chunk_table),
+                old=sql.Identifier(origin.chunk_table),
+                to=to,
+                of=of,
+                array=array,
+            ),
+            [ids, [access[id_] for id_ in ids], *made],
+        )
+
+
 async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
     if ids:
         with trace_statement("DELETE", generation.chunk_table, len(ids)):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.core.model import Store
+from pipeline.core.model import Generation, Store
 from pipeline.generations import building
 from pipeline.generations.building import connect
 from pipeline.ledger import builds, generations
 from pipeline.ledger import generation_tables as tables
 from pipeline.maintenance import rebuild as rebuilding
+from pipeline.stores import vectors as stored
 from pipeline.stores.elasticsearch import REFRESH_INTERVAL, tune_index
+from pipeline.stores.postgres import Connection
 from tests.support.pipeline.build_kit import Site, access, deletion, document, sections, vector
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space
@@ -74,6 +77,37 @@ async def test_a_rebuild_of_vectors_copies_equal_chunks_instead_of_embedding_the
     assert (plan.documents, plan.chunks, plan.copied, plan.embedded, plan.tokens) == (6, chunks, chunks, 0, 0)
     assert result.written == 0
     assert len(site.embedder.texts) == embedded
+
+
+async def test_a_rebuild_gives_sketches_to_rows_of_an_older_version(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "COPIED_AT_ONCE", 4)
+    documents = library(3)
+    await site.put(*documents)
+    async with site.pool.connection() as connection:
+        await connection.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")
+        await connection.execute("UPDATE generations SET sketched = false")
+    await site.run("vectors")
+    await assert_rebuilt(site, "vectors", documents)
+    [(sketched,)] = await site.space.query("SELECT sketched FROM generations WHERE state = 'active'")
+    assert sketched
+
+
+async def test_a_rebuild_that_an_older_version_began_is_completed_without_sketches(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = builds.begin
+
+    async def begin_as_before(connection: Connection, new: Generation, origin: Generation) -> builds.Build:
+        await connection.execute("ALTER TABLE chunks_g2 DROP COLUMN sketch")
+        return await begin(connection, replace(new, sketched=False), origin)
+
+    monkeypatch.setattr(builds, "begin", begin_as_before)
+    documents = library(3)
+    await site.put(*documents)
+    await site.run("vectors")
+    await assert_rebuilt(site, "vectors", documents)
 
 
 @pytest.mark.parametrize("loss", ["TRUNCATE chunks_g1", "DROP TABLE chunks_g1 CASCADE"])
