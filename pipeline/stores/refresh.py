@@ -16,7 +16,7 @@ INTERVAL_SECONDS = 0.5
 """Average time between the starts of two refreshes, each of which costs the index a new segment. It is doubled while
 all waiting tasks are patient and others still write: for a first load of 1,000 documents that saves an eighth of the
 time. When all writing tasks wait, nobody else can join, and the refresh starts."""
-AT_ONCE, AT_ONCE_INTERVALS = 2, 0.2
+AT_ONCE, AT_ONCE_INTERVALS = 5, 0.2
 """After a pause, so many more refreshes may follow at this fraction of the interval: ten documents that were changed
 together come in several lanes, and those that miss the first refresh by a few milliseconds would wait half a second."""
 

@@ -29,6 +29,10 @@ BATCH_BYTES = 4 * 1024 * 1024
 other documents wait for one only."""
 GATHER_SECONDS = 0.01
 """How long the first record after a pause waits for others that were published with it."""
+LIVE_BURST = 4
+"""The number of batches that a live lane may begin one after the other after a pause, without waiting for more records.
+A person who saves ten files, or one file twice, waits for no batch to grow; a steady stream has large batches all the
+same."""
 PARK_AFTER_TRIES = 3
 """A single record that has failed this often is parked: the lane goes on with other records, and tries it in
 between."""
@@ -61,8 +65,9 @@ class _KeyLane:
     queue: deque[_Waiting] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
-    began: float = -math.inf
-    """When the last batch began, on time.monotonic()."""
+    paced_until: float = -math.inf
+    """When all batches so far would have begun if each had come ``batch_wait_seconds`` after the one before, on
+    time.monotonic()."""
     keys_in_progress: frozenset[bytes | None] = frozenset()
     """The keys of the records that are left of the present batch."""
     siblings: list[_KeyLane] = field(default_factory=list)
@@ -302,16 +307,19 @@ class Lanes:
                 await self._attempts.pause(BACKFILL_POLL_SECONDS)
         if self._stopping.is_set() or not lane.waiting:
             return None
-        lane.began = monotonic()
+        now = monotonic()
+        lane.paced_until = max(lane.paced_until, now) + self._batch_wait
         if lane.kind == "live":
-            self._throttle.live_waited(lane.began - next(lane.takeable()).since, now=lane.began)
+            self._throttle.live_waited(now - next(lane.takeable()).since, now=now)
         return Batch(lane.take(self._stage.batch_size))
 
     async def _let_batch_grow(self, lane: _KeyLane) -> None:
-        """Wait for more records until the batch is full, or until ``batch_wait_seconds`` after the last one began. A
-        large batch costs little more than a small one, so a steady stream is handled in few large batches; a record
-        that comes after a pause waits only for GATHER_SECONDS."""
-        wait = min(self._batch_wait, max(GATHER_SECONDS, lane.began + self._batch_wait - monotonic()))
+        """Wait for more records until the batch is full, or as long as keeps the lane at a batch every
+        ``batch_wait_seconds`` on average. A large batch costs little more than a small one, so a steady stream is
+        handled in few large batches; records that come after a pause wait only for GATHER_SECONDS, several times in a
+        row in a live lane."""
+        ahead = (LIVE_BURST - 1) * self._batch_wait if lane.kind == "live" else 0.0
+        wait = min(self._batch_wait, max(GATHER_SECONDS, lane.paced_until - ahead - monotonic()))
         try:
             async with asyncio.timeout(wait):
                 full = min(self._stage.batch_size, self._queue_size)
