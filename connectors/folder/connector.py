@@ -330,12 +330,15 @@ class FolderConnector:
 
         if self._clock is None:
             self._clock = Clock(await self._checkpoint.observed_at(self._options.tenant, self._options.source))
+        by_root: dict[str, list[str]] = {}
         for root, target in targets:
+            by_root.setdefault(root, []).append(target)
+        for root, under in by_root.items():
             started = await self._checkpoint.now()
             if problem := await asyncio.to_thread(root_problem, root):
                 report.problems.append(problem)
                 continue
-            sweep = Sweep(root, target, self._options, self._clock, self._producer, self._checkpoint, report, count)
+            sweep = Sweep(root, under, self._options, self._clock, self._producer, self._checkpoint, report, count)
             await sweep.run(started)
         return report
 

@@ -73,6 +73,11 @@ class Publisher:
             if len(self._rows) >= CHECKPOINT_EVERY:
                 await self._write()
 
+    async def send(self) -> None:
+        """Send what is prepared, without waiting for more."""
+        async with self._lock:
+            await self._send_prepared()
+
     async def settle(self) -> None:
         """Wait until everything is acknowledged and written."""
         async with self._lock:

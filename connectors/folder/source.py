@@ -111,7 +111,7 @@ class Folder(SmallSource):
         roots = await self.blocking(self._roots)
         problems = [problem for root in roots if (problem := await self.blocking(root_problem, root))]
         for root in roots if not problems else ():
-            problems += await self.blocking(_problems, Walk(root, root, self._rules))
+            problems += await self.blocking(_problems, Walk(root, [root], self._rules))
         return problems
 
     async def start(self) -> Cursor:
@@ -199,7 +199,7 @@ class Folder(SmallSource):
             raise Retryable(str(problem))
         if os.path.isdir(root) and not os.listdir(root):
             raise Retryable(f"{root} is empty: check that it is mounted; nothing is deleted")
-        return Walk(root, target, self._rules)
+        return Walk(root, [target], self._rules)
 
     def _files(self) -> list[_File]:
         """Return all files but those whose names cannot be read, and those of roots that cannot be listed, which the

@@ -1,4 +1,4 @@
-"""One sweep of one target: changed files are published, missing ones are deleted."""
+"""One sweep of some targets: changed files are published, missing ones are deleted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READERS = 4
 """Threads that read files; the largest readable file takes about 100 MB for a moment."""
 GROUP_FILES = 32
 GROUP_BYTES = 1024 * 1024
-"""A thread reads up to so many files, and about so many bytes, in one go."""
+"""A thread reads up to so many files, and about so many bytes, in one go; fewer where there are few."""
 KINDS: dict[type[Event], Kind] = {
     DocumentUpserted: "upserted",
     AccessChanged: "access",
@@ -45,10 +45,10 @@ MAX_LIVE_NEWCOMERS = 50
 
 @dataclass(slots=True)
 class Sweep:
-    """One sweep of ``target``, a folder or file at or under ``root``."""
+    """One sweep of ``targets``, folders or files at or under ``root``, none within another."""
 
     root: str
-    target: str
+    targets: Sequence[str]
     options: FolderOptions
     clock: Clock
     producer: Producer
@@ -66,13 +66,14 @@ class Sweep:
         self._publisher = Publisher(
             self.producer, self.checkpoint, tenant=self.options.tenant, source=self.options.source, scope=self.root
         )
-        walk = Walk(self.root, self.target, self.options)
+        walk = Walk(self.root, self.targets, self.options)
         try:
             async for batch in self._listed(walk):
                 await self._batch(walk, batch)
             if walk.complete:
                 await self._publisher.settle()
-                await self._delete_gone(walk, started)
+                for target in self.targets:
+                    await self._delete_gone(walk, target, started)
             await self._publisher.settle()
         except BaseException:
             with suppress(Retryable):  # the first error is the one to tell
@@ -107,8 +108,8 @@ class Sweep:
         for candidate, item, observed_at in await self._under_current_rules(walk, unchanged):
             await self._unread(candidate, item, observed_at)
         self.on_done(0, len(unchanged))
-        queue = iter(to_read)
-        readers = [asyncio.create_task(self._read_all(walk, queue)) for _ in range(min(READERS, len(to_read)))]
+        queue, most = iter(to_read), max(1, min(GROUP_FILES, len(to_read) // (2 * READERS)))
+        readers = [asyncio.create_task(self._read_all(walk, queue, most)) for _ in range(min(READERS, len(to_read)))]
         try:
             await asyncio.gather(*readers)
         finally:
@@ -116,14 +117,16 @@ class Sweep:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _read_all(self, walk: Walk, queue: Iterator[tuple[Candidate, Item]]) -> None:
-        while group := _group(queue):
+    async def _read_all(self, walk: Walk, queue: Iterator[tuple[Candidate, Item]], most: int) -> None:
+        """Read and publish the files of the queue, up to ``most`` in one go."""
+        while group := _group(queue, most):
             current = await self._under_current_rules(walk, group)
             files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
             for (candidate, item, observed_at), file in zip(current, files, strict=True):
                 await self._changed(candidate, item, file, observed_at)
                 self.on_done(0, 1)
             self.on_done(0, len(group) - len(current))
+        await self._publisher.send()  # another reader may be busy with a large file
 
     async def _under_current_rules(
         self, walk: Walk, group: Sequence[tuple[Candidate, Item]]
@@ -201,10 +204,11 @@ class Sweep:
         if after.row.version is not None:
             self.report.unchanged.append((after.row.external_id, after.row.version))
 
-    async def _delete_gone(self, walk: Walk, started: datetime) -> None:
-        """Delete documents that a completed listing lacks: not where the listing failed, and not many unconfirmed."""
+    async def _delete_gone(self, walk: Walk, target: str, started: datetime) -> None:
+        """Delete documents of a target that a completed listing lacks: not where the listing failed, and not many
+        unconfirmed."""
         tenant, source = self.options.tenant, self.options.source
-        unlisted = await self._unlisted(started)
+        unlisted = await self._unlisted(target, started)
         observed_at = self._stamp(*(unwritten.row for unwritten in unlisted))
         for unwritten in unlisted:
             if unwritten.row.is_withdrawn:
@@ -215,7 +219,7 @@ class Sweep:
             return
         count = await self.checkpoint.count(tenant, source, self.root)
         confirmed = self.options.allow_mass_delete
-        if count and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
+        if count and not confirmed and await asyncio.to_thread(self._looks_lost, walk, target):
             self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(count)}")
             return
         published = [row for row in gone if row.is_published]
@@ -239,20 +243,20 @@ class Sweep:
     def _observation(self, at: datetime) -> Observation:
         return Observation(tenant=self.options.tenant, source=self.options.source, at=at)
 
-    async def _unlisted(self, started: datetime) -> list[Unwritten]:
+    async def _unlisted(self, target: str, started: datetime) -> list[Unwritten]:
         """Return rows that the listing lacks and that have not been written since it began."""
         unlisted: list[Unwritten] = []
-        pages = self.checkpoint.unwritten(self.options.tenant, self.options.source, self.target, started)
+        pages = self.checkpoint.unwritten(self.options.tenant, self.options.source, target, started)
         async for page in pages:
             lacking = set(self._listed_ids.lacks([unwritten.row.external_id for unwritten in page]))
             unlisted += [unwritten for unwritten in page if unwritten.row.external_id in lacking]
         return unlisted
 
-    def _looks_lost(self, walk: Walk) -> bool:
+    def _looks_lost(self, walk: Walk, target: str) -> bool:
         """Whether the folder is empty: it is then more often not mounted than its files are deleted."""
         if walk.admitted or walk.unreadable or walk.broken:
             return False
-        return self.target == self.root or not os.listdir(self.root)
+        return target == self.root or not os.listdir(self.root)
 
     async def _publish(self, event: Event, version: int, item: Item | None, topic: Topic) -> None:
         await self._publisher.publish(topic, event, item)
@@ -270,11 +274,11 @@ def _take(entries: Iterator[Candidate | Problem]) -> list[Candidate | Problem]:
     return list(islice(entries, BATCH_FILES))
 
 
-def _group(queue: Iterator[tuple[Candidate, Item]]) -> list[tuple[Candidate, Item]]:
+def _group(queue: Iterator[tuple[Candidate, Item]], most: int) -> list[tuple[Candidate, Item]]:
     """Return the next files to read in one go: handing one to a thread costs as much as reading a small file."""
     group: list[tuple[Candidate, Item]] = []
     size = 0
-    while len(group) < GROUP_FILES and size < GROUP_BYTES and (entry := next(queue, None)):
+    while len(group) < most and size < GROUP_BYTES and (entry := next(queue, None)):
         group.append(entry)
         size += entry[0].stat.st_size
     return group
@@ -312,6 +316,6 @@ def _is_gone(unwritten: Unwritten, walk: Walk) -> bool:
 
 def _is_listed_now(path: str, walk: Walk) -> bool:
     """Whether the file is listed, or its folder cannot be listed now."""
-    again = Walk(walk.root, path, walk.options)
+    again = Walk(walk.root, [path], walk.options)
     is_listed = any(isinstance(entry, Candidate) and entry.path == path for entry in again.candidates())
     return is_listed or bool(again.unreadable or again.broken)

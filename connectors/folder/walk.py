@@ -26,14 +26,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class Walk:
-    """One listing of ``target``, a file or folder at or under ``root``. The attributes are complete once ``candidates``
-    has come to its end.
+    """One listing of ``targets``, files or folders at or under ``root``, none within another. The attributes are
+    complete once ``candidates`` has come to its end.
 
     Links are never followed: one within the root points to a document that is listed anyway, any other is reported.
     """
 
     root: str
-    target: str
+    targets: Sequence[str]
     options: FolderOptions
     admitted: int = 0
     complete: bool = False
@@ -46,7 +46,8 @@ class Walk:
     def candidates(self) -> Iterator[Candidate | Problem]:
         policy = Policy.of(self.options)
         if os.path.isdir(self.root):
-            yield from self._from_root(policy)
+            for target in self.targets:
+                yield from self._from_root(policy, target)
         else:
             yield from self._named_file(policy)
         self.complete = True
@@ -96,14 +97,14 @@ class Walk:
             return
         yield from self._file(self.root, policy)
 
-    def _from_root(self, policy: Policy) -> Iterator[Candidate | Problem]:
-        """Go down to the target, under the rules that a listing of the whole root applies."""
+    def _from_root(self, policy: Policy, target: str) -> Iterator[Candidate | Problem]:
+        """Go down to a target, under the rules that a listing of the whole root applies."""
         folder = self.root
-        for name in os.path.relpath(self.target, self.root).split("/") if self.target != self.root else ():
+        for name in os.path.relpath(target, self.root).split("/") if target != self.root else ():
             try:
                 policy = policy.within(folder)
             except PolicyError as error:
-                yield self._refused(folder, self.target, error)
+                yield self._refused(folder, target, error)
                 return
             path = os.path.join(folder, name)
             try:
@@ -112,7 +113,7 @@ class Walk:
                 yield from self._unlistable(path, error)
                 return
             if not is_folder:
-                if path == self.target and policy.admits_file(path):
+                if path == target and policy.admits_file(path):
                     yield from self._file(path, policy)
                 return
             if not policy.admits_folder(path):

@@ -116,7 +116,7 @@ class Drop:
         return self._uploaded.get(candidate.path) == _state(candidate)
 
     def _listed(self) -> list[Candidate | Problem]:
-        return list(Walk(self._root, self._root, self._policy).candidates())
+        return list(Walk(self._root, [self._root], self._policy).candidates())
 
     def _is_complete(self, candidate: Candidate) -> bool:
         stamp = _stamp(candidate.stat)

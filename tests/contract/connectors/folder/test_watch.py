@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +14,11 @@ from typing import Any
 import pytest
 
 from connectors.clock import Clock
+from connectors.folder import sweep
 from connectors.folder.connector import Comparison, Hints
+from connectors.folder.content import FileRead
 from connectors.protocol import ScanReport
+from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
@@ -54,6 +60,42 @@ async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
             ("deleted", "new/deep/b.txt"),
             ("upserted", "newer/deep/b.txt"),
         ]
+
+
+async def test_files_that_changed_together_do_not_wait_for_a_slow_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [desk.write(f"{n}.txt", "one") for n in range(10)]
+    slow, read, released = str(files[3]), sweep.read, threading.Event()
+
+    def read_slowly(path: str, stat: os.stat_result) -> FileRead:
+        if path == slow:
+            assert released.wait(30)
+        return read(path, stat)
+
+    monkeypatch.setattr(sweep, "read", read_slowly)
+    sweeping = asyncio.create_task(desk.connector()._sweep([(str(desk.root), str(file)) for file in files], None))
+    try:
+        await until(lambda: len(desk.recorder.sent) == len(files) - 1)
+        assert ("upserted", "3.txt") not in desk.names(desk.recorder.take())
+    finally:
+        released.set()
+    assert len((await sweeping).published) == len(files)
+    assert desk.names(desk.recorder.take()) == [("upserted", "3.txt")]
+
+
+async def test_folders_that_changed_together_are_guarded_one_by_one(desk: Desk) -> None:
+    """Each of three folders loses as many files as need no confirmation."""
+    folders = [desk.root / name for name in "abc"]
+    for folder in folders:
+        for n in range(MASS_DELETE_DOCUMENTS):
+            desk.write(f"{folder.name}/{n}.txt")
+    await desk.scan()
+    desk.write("d.txt")
+    for folder in folders:
+        shutil.rmtree(folder)
+    report = await desk.connector()._sweep([(str(desk.root), str(folder)) for folder in folders], None)
+    assert (len(report.deleted), report.problems) == (3 * MASS_DELETE_DOCUMENTS, [])
 
 
 async def test_new_and_removed_access_rules_are_applied(desk: Desk) -> None:

@@ -42,7 +42,7 @@ def put(root: Path, *names: str, content: str = "x") -> None:
 def walked(
     root: Path, target: Path | None = None, options: FolderOptions = OPTIONS
 ) -> tuple[Walk, dict[str, Candidate], list[Problem]]:
-    walk = Walk(str(root), str(target or root), options)
+    walk = Walk(str(root), [str(target or root)], options)
     entries = list(walk.candidates())
     assert walk.complete
     results = {os.path.relpath(entry.path, root): entry for entry in entries if isinstance(entry, Candidate)}
@@ -317,7 +317,7 @@ def test_dots_in_texts_of_a_policy_are_no_parts_of_keys(root: Path) -> None:
 def test_a_file_within_very_many_folders_is_read_under_the_current_rules(root: Path) -> None:
     """A name has room for a thousand, and Python's stack has not."""
     put(root, f"{'a/' * 150}b.txt")
-    walk = Walk(str(root), str(root), OPTIONS)
+    walk = Walk(str(root), [str(root)], OPTIONS)
     batch = [entry for entry in walk.candidates() if isinstance(entry, Candidate)]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 100)
