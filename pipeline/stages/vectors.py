@@ -128,7 +128,7 @@ class VectorSink(FinalStage):
                 raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
             last = plans if all(p.missing for p in plans) else []
             finished: set[UUID] = set()
-            for group in _groups(plans):
+            for group in _groups(sorted(plans, key=lambda plan: len(plan.missing))):  # small ones wait for none
                 await self._embed(generation, group, embedded, refused)
                 finished |= await self._write(generation, group, embedded, refused)
             open_ids = [plan.work.identity.id for plan in plans if plan.work.identity.id not in finished]

@@ -16,7 +16,7 @@ import pytest
 from connectors.clock import Clock
 from connectors.folder import sweep
 from connectors.folder.connector import Comparison, Hints
-from connectors.folder.content import FileRead
+from connectors.folder.content import FileRead, read
 from connectors.protocol import ScanReport
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
@@ -66,7 +66,7 @@ async def test_files_that_changed_together_do_not_wait_for_a_slow_one(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [desk.write(f"{n}.txt", "one") for n in range(10)]
-    slow, read, released = str(files[3]), sweep.read, threading.Event()
+    slow, released = str(files[3]), threading.Event()
 
     def read_slowly(path: str, stat: os.stat_result) -> FileRead:
         if path == slow:

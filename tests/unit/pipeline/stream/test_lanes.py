@@ -40,12 +40,12 @@ class Recording(FinalStage):
         self.aside.append((record.offset, error))
 
 
-def build(stage: Recording, done: list[int], *, count: int = 1, queue: int = 100) -> Lanes:
+def build(stage: Recording, done: list[int], *, count: int = 1, queue: int = 100, batch_wait: float = 0) -> Lanes:
     return Lanes(
         stage,
         count=count,
         queue_size=queue,
-        batch_wait_seconds=0,
+        batch_wait_seconds=batch_wait,
         backfill_share=0.1,
         metrics=Metrics(),
         on_done=lambda r, _: done.append(r.offset),
@@ -100,6 +100,56 @@ async def test_fewer_backfill_lanes_have_larger_batches_and_keep_the_order_of_ke
     await drain(running, done, 32)
     assert overlaps == []
     assert sum(batch[0].lane == "backfill" for batch in stage.batches) < 8, "not one batch in each of eight lanes"
+
+
+async def test_live_records_that_come_together_are_one_batch() -> None:
+    done: list[int] = []
+    stage = Recording(batch_size=32)
+    running = build(stage, done, count=8, batch_wait=0.5)
+    running.start()
+    for n in range(20):
+        await running.put(record(n, b"key-%d" % n), None)
+    await drain(running, done, 20)
+    assert len(stage.batches) == 1
+
+
+async def test_no_live_record_waits_for_a_slow_batch_of_other_keys() -> None:
+    done: list[int] = []
+    released = asyncio.Event()
+
+    class Slow(Recording):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            if any(r.key == b"slow" for r in batch):
+                await released.wait()
+            await super().handle(batch)
+
+    stage = Slow()
+    running = build(stage, done, count=4)
+    running.start()
+    await running.put(record(0, b"slow"), None)
+    await asyncio.sleep(0.05)
+    for n in range(1, 41):  # among them are records of the slow one's lane, and the slow key's own next one
+        await running.put(record(n, b"slow" if n == 7 else b"key-%d" % n), None)
+    await until(lambda: len(done) == 39)
+    assert not {0, 7} & set(done)
+    released.set()
+    await drain(running, done, 41)
+    assert done.index(0) < done.index(7)
+
+
+async def test_after_a_pause_several_live_batches_begin_one_after_the_other() -> None:
+    """The fifth waits until the lane has a batch every half hour on average."""
+    done: list[int] = []
+    stage = Recording(batch_size=100)
+    running = build(stage, done, batch_wait=1_800)
+    running.start()
+    for n in range(lanes.LIVE_BURST):
+        await running.put(record(n), None)
+        await until(lambda count=n + 1: len(done) == count)  # type: ignore[misc]
+    await running.put(record(lanes.LIVE_BURST), None)
+    await asyncio.sleep(10 * lanes.GATHER_SECONDS)
+    assert len(done) == lanes.LIVE_BURST
+    await running.stop(within_seconds=5)
 
 
 async def test_a_poison_record_is_set_aside_and_the_others_are_handled() -> None:
