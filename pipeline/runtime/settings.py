@@ -225,15 +225,15 @@ class StreamSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
 
     lanes: int = 8
-    """Key lanes a worker process, each one of live and one of backfill: documents of one key are handled one after
-    another, lanes side by side."""
+    """Batches that a worker process handles at the same time in each stage, of live changes and of backfill. Changes of
+    one document are handled one after another."""
     batch_size: int = 32
     """Most records that a lane works on at once; keywords twice as many (BATCH_FACTOR)."""
-    batch_wait_seconds: float = 0.5
-    """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
-    pause does not wait."""
+    batch_wait_seconds: float = 0.25
+    """Average time between two batches of a stage that are not full: a steady stream is handled together. What comes
+    after a pause does not wait."""
     lane_queue: int = 64
-    """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
+    """Records that wait for each lane, of live changes and of backfill, before their topic is held back."""
     backfill_share: float = 0.1
     """The share of its time in which a worker does backfill while live records wait too long, so that neither
     starves."""
