@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from connectors.runner.rows import SweepRow
 from connectors.source import Unlisted
 
+SMALL = 100_000
+"""Up to so many ids are compared without numpy, whose import takes a command a tenth of a second."""
+
 
 class ListedIds:
     """The external ids that a listing has shown so far, in memory: a sweep writes nothing for what it finds unchanged.
@@ -19,16 +22,21 @@ class ListedIds:
     def __init__(self) -> None:
         self._hashes = array("q")
         self._is_sorted = True
+        self._small: set[int] | None = None
 
     def add(self, external_ids: Iterable[str]) -> None:
         self._hashes.extend(map(hash, external_ids))
-        self._is_sorted = False
+        self._is_sorted, self._small = False, None
 
     def lacks(self, external_ids: Sequence[str]) -> list[str]:
         """Return the external ids that the listing has not shown, in their order."""
         if not self._hashes or not external_ids:
             return list(external_ids)
-        import numpy as np  # 30 ms of a command's start
+        if len(self._hashes) <= SMALL:
+            if self._small is None:
+                self._small = set(self._hashes)
+            return [external_id for external_id in external_ids if hash(external_id) not in self._small]
+        import numpy as np
 
         known = np.frombuffer(self._hashes, np.int64)
         if not self._is_sorted:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.runner import listing
 from connectors.runner.listing import ListedIds, Prefixes, UnlistedParts
 from connectors.runner.rows import SweepRow
 from connectors.source import Unlisted
 
 
-def test_lacks_returns_the_ids_that_were_not_listed() -> None:
+@pytest.mark.parametrize("small", [listing.SMALL, 0])
+def test_lacks_returns_the_ids_that_were_not_listed(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "SMALL", small)
     listed = ListedIds()
     assert listed.lacks(["a", "b"]) == ["a", "b"]
     assert listed.lacks([]) == []
