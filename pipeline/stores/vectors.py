@@ -135,9 +135,9 @@ async def copy(
 
     Sketches are made anew, because the origin's table, or some of its rows, may have none.
     """
-    wanted = list(access)
-    for start in range(0, len(wanted), COPIED_AT_ONCE):
-        ids: Sequence[UUID] = wanted[start : start + COPIED_AT_ONCE]
+    required = list(access)
+    for start in range(0, len(required), COPIED_AT_ONCE):
+        ids: Sequence[UUID] = required[start : start + COPIED_AT_ONCE]
         made: list[Sequence[object]] = []
         to, of, array = sql.SQL(""), sql.SQL(""), sql.SQL("")
         if generation.sketched:
