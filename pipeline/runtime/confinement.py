@@ -245,6 +245,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "shmget": (29, 194),
     "sigaltstack": (131, 132),
     "socket": (41, 198),
+    "socketpair": (53, 199),
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
@@ -444,6 +445,11 @@ _NEW_NAMESPACES = 0x7E020000
 _CLONE_PARENT = 0x8000
 """The new process becomes a child of the caller's parent, which never waits for it: its number is taken until that
 parent ends."""
+_STREAM, _CLOSE, _DO_NOT_WAIT = 1, 0o2000000, 0o4000
+"""SOCK_STREAM, SOCK_CLOEXEC and SOCK_NONBLOCK (linux/net.h), the same on both architectures."""
+_STREAMS = (_STREAM, _STREAM | _CLOSE, _STREAM | _DO_NOT_WAIT, _STREAM | _CLOSE | _DO_NOT_WAIT)
+"""Pairs of sockets that lead to each other alone. From a pair of datagrams, each message may go to any other socket
+that has a path, with open files in it: Landlock knows no right to that."""
 _TERMINAL_AND_PIPE_REQUESTS = (
     0x5401,  # TCGETS
     0x802C542A,  # TCGETS2, by which newer C libraries recognise a terminal
@@ -474,8 +480,9 @@ def allow_only(calls: Iterable[Call]) -> None:
 def refuse(calls: Iterable[Call]) -> None:
     """Make these calls fail with EPERM, and clone into new namespaces or for another parent too; all others are
     allowed. clone3 fails with ENOSYS, because a filter cannot see its flags, which are in memory: C libraries then use
-    clone. A process may change its own resource limits only, and ask terminals and pipes only. Setting a priority has
-    no effect but reports success, because programs that lower their own would otherwise fail. Raises OSError."""
+    clone. A process may change its own resource limits only, ask terminals and pipes only, and make only such pairs of
+    sockets as lead nowhere else. Setting a priority has no effect but reports success, because programs that lower
+    their own would otherwise fail. Raises OSError."""
     cloning = [
         *_rules([Call("clone", 0, without=_NEW_NAMESPACES | _CLONE_PARENT)], _ALLOW),
         *_rules([Call("clone3")], _ERRNO | errno.ENOSYS),
@@ -483,6 +490,7 @@ def refuse(calls: Iterable[Call]) -> None:
     limiting = [
         *_rules([Call("prlimit64", 0, one_of=(0,))], _ALLOW),
         *_rules([Call("ioctl", 1, one_of=_TERMINAL_AND_PIPE_REQUESTS)], _ALLOW),
+        *_rules([Call("socketpair", 1, one_of=_STREAMS)], _ALLOW),
         *_rules([Call("setpriority")], _ERRNO),
     ]
     _install([*_head(), *cloning, *limiting, *_rules(calls, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)])

@@ -294,7 +294,7 @@ one.start(), one.join()
 
 
 OCR_ATTACKER = """
-import ctypes, fcntl, json, os, resource, signal, stat, sys, tempfile
+import ctypes, fcntl, json, os, resource, signal, socket, stat, sys, tempfile
 from pathlib import Path
 
 mode, folder, parent = sys.argv[1], sys.argv[2], os.getpid()
@@ -342,6 +342,11 @@ def foundling():
         os._exit(0)
     return made
 
+def datagram():
+    # what a log daemon or a service manager takes from anybody who may write its socket
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    socket.send_fds(ends[0], [b"a line"], [0], 0, sys.argv[4])
+
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 tries = {
     "change the attributes of a folder": attributes,
@@ -351,6 +356,7 @@ tries = {
     "take its parent's turn": lambda: os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0)),
     "bind its parent to a processor": lambda: os.sched_setaffinity(parent, os.sched_getaffinity(parent)),
     "leave shared memory": segment,
+    "send a message to a program outside": datagram,
     "watch a folder that it may not read": lambda: call("inotify_add_watch", libc.inotify_init(), b"/tmp", 0x100),
 }
 ended = {}
@@ -377,9 +383,16 @@ def test_compromised_ocr_makes_no_device_and_changes_nothing_of_its_parent(who: 
         pytest.skip("only root can try what root may")
 
     def attacked(mode: str) -> tuple[dict[str, str], bool]:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder).chmod(0o777)
-            program = [sys.executable, "-c", OCR_ATTACKER, mode, folder, who]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            tempfile.TemporaryDirectory() as outside,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
+        ):
+            for path in (folder, outside):
+                Path(path).chmod(0o777)
+            log.bind(f"{outside}/log")
+            Path(f"{outside}/log").chmod(0o777)
+            program = [sys.executable, "-c", OCR_ATTACKER, mode, folder, who, f"{outside}/log"]
             output = json.loads(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
         return output[0], output[1]
 
@@ -396,22 +409,23 @@ HEADERS = {
     "x86_64": """
 read 0, write 1, close 3, fstat 5, lseek 8, mmap 9, mprotect 10, munmap 11, brk 12, rt_sigaction 13, rt_sigprocmask 14,
 rt_sigreturn 15, ioctl 16, readv 19, writev 20, sched_yield 24, mremap 25, madvise 28, shmget 29, shmat 30, shmctl 31,
-nanosleep 35, getpid 39, socket 41, connect 42, accept 43, bind 49, listen 50, clone 56, exit 60, semget 64, semop 65,
-semctl 66, msgget 68, msgsnd 69, msgrcv 70, msgctl 71, fcntl 72, readlink 89, chmod 90, fchmod 91, chown 92, fchown 93,
-lchown 94, gettimeofday 96, getrusage 98, ptrace 101, syslog 103, setpgid 109, setsid 112, sigaltstack 131, utime 132,
-personality 135, setpriority 141, sched_setparam 142, sched_setscheduler 144, vhangup 153, pivot_root 155, chroot 161,
-acct 163, settimeofday 164, mount 165, umount2 166, swapon 167, swapoff 168, reboot 169, sethostname 170, setdomainname
-171, init_module 175, delete_module 176, quotactl 179, gettid 186, setxattr 188, lsetxattr 189, fsetxattr 190,
-removexattr 197, lremovexattr 198, fremovexattr 199, futex 202, sched_setaffinity 203, sched_getaffinity 204,
-lookup_dcookie 212, getdents64 217, semtimedop 220, clock_gettime 228, clock_getres 229, clock_nanosleep 230, exit_group
-231, utimes 235, mq_open 240, mq_unlink 241, kexec_load 246, add_key 248, request_key 249, keyctl 250, ioprio_set 251,
-inotify_add_watch 254, migrate_pages 256, openat 257, fchownat 260, futimesat 261, newfstatat 262, readlinkat 267,
-fchmodat 268, unshare 272, move_pages 279, utimensat 280, accept4 288, perf_event_open 298, fanotify_init 300, prlimit64
-302, name_to_handle_at 303, open_by_handle_at 304, setns 308, process_vm_readv 310, process_vm_writev 311, kcmp 312,
-finit_module 313, sched_setattr 314, getrandom 318, kexec_file_load 320, bpf 321, userfaultfd 323, pidfd_send_signal
-424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree 428, move_mount 429, fsopen 430, fsconfig
-431, fsmount 432, fspick 433, pidfd_open 434, clone3 435, pidfd_getfd 438, process_madvise 440, mount_setattr 442,
-process_mrelease 448, fchmodat2 452, setxattrat 463, removexattrat 466, file_setattr 469
+nanosleep 35, getpid 39, socket 41, connect 42, accept 43, bind 49, listen 50, socketpair 53, clone 56, exit 60, semget
+64, semop 65, semctl 66, msgget 68, msgsnd 69, msgrcv 70, msgctl 71, fcntl 72, readlink 89, chmod 90, fchmod 91, chown
+92, fchown 93, lchown 94, gettimeofday 96, getrusage 98, ptrace 101, syslog 103, setpgid 109, setsid 112, sigaltstack
+131, utime 132, personality 135, setpriority 141, sched_setparam 142, sched_setscheduler 144, vhangup 153, pivot_root
+155, chroot 161, acct 163, settimeofday 164, mount 165, umount2 166, swapon 167, swapoff 168, reboot 169, sethostname
+170, setdomainname 171, init_module 175, delete_module 176, quotactl 179, gettid 186, setxattr 188, lsetxattr 189,
+fsetxattr 190, removexattr 197, lremovexattr 198, fremovexattr 199, futex 202, sched_setaffinity 203, sched_getaffinity
+204, lookup_dcookie 212, getdents64 217, semtimedop 220, clock_gettime 228, clock_getres 229, clock_nanosleep 230,
+exit_group 231, utimes 235, mq_open 240, mq_unlink 241, kexec_load 246, add_key 248, request_key 249, keyctl 250,
+ioprio_set 251, inotify_add_watch 254, migrate_pages 256, openat 257, fchownat 260, futimesat 261, newfstatat 262,
+readlinkat 267, fchmodat 268, unshare 272, move_pages 279, utimensat 280, accept4 288, perf_event_open 298,
+fanotify_init 300, prlimit64 302, name_to_handle_at 303, open_by_handle_at 304, setns 308, process_vm_readv 310,
+process_vm_writev 311, kcmp 312, finit_module 313, sched_setattr 314, getrandom 318, kexec_file_load 320, bpf 321,
+userfaultfd 323, pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree 428,
+move_mount 429, fsopen 430, fsconfig 431, fsmount 432, fspick 433, pidfd_open 434, clone3 435, pidfd_getfd 438,
+process_madvise 440, mount_setattr 442, process_mrelease 448, fchmodat2 452, setxattrat 463, removexattrat 466,
+file_setattr 469
 """,
     "aarch64": """
 setxattr 5, lsetxattr 6, fsetxattr 7, removexattr 14, lremovexattr 15, fremovexattr 16, lookup_dcookie 18, fcntl 25,
@@ -423,15 +437,15 @@ unshare 97, futex 98, nanosleep 101, kexec_load 104, init_module 105, delete_mod
 sched_getaffinity 123, sched_yield 124, sigaltstack 132, rt_sigaction 134, rt_sigprocmask 135, rt_sigreturn 139,
 setpriority 140, reboot 142, setpgid 154, setsid 157, sethostname 161, setdomainname 162, getrusage 165, gettimeofday
 169, settimeofday 170, getpid 172, gettid 178, mq_open 180, mq_unlink 181, msgget 186, msgctl 187, msgrcv 188, msgsnd
-189, semget 190, semctl 191, semtimedop 192, semop 193, shmget 194, shmctl 195, shmat 196, socket 198, bind 200, listen
-201, accept 202, connect 203, brk 214, munmap 215, mremap 216, add_key 217, request_key 218, keyctl 219, clone 220, mmap
-222, swapon 224, swapoff 225, mprotect 226, madvise 233, migrate_pages 238, move_pages 239, perf_event_open 241, accept4
-242, prlimit64 261, fanotify_init 262, name_to_handle_at 264, open_by_handle_at 265, setns 268, process_vm_readv 270,
-process_vm_writev 271, kcmp 272, finit_module 273, sched_setattr 274, getrandom 278, bpf 280, userfaultfd 282,
-kexec_file_load 294, pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree
-428, move_mount 429, fsopen 430, fsconfig 431, fsmount 432, fspick 433, pidfd_open 434, clone3 435, pidfd_getfd 438,
-process_madvise 440, mount_setattr 442, process_mrelease 448, fchmodat2 452, setxattrat 463, removexattrat 466,
-file_setattr 469
+189, semget 190, semctl 191, semtimedop 192, semop 193, shmget 194, shmctl 195, shmat 196, socket 198, socketpair 199,
+bind 200, listen 201, accept 202, connect 203, brk 214, munmap 215, mremap 216, add_key 217, request_key 218, keyctl
+219, clone 220, mmap 222, swapon 224, swapoff 225, mprotect 226, madvise 233, migrate_pages 238, move_pages 239,
+perf_event_open 241, accept4 242, prlimit64 261, fanotify_init 262, name_to_handle_at 264, open_by_handle_at 265, setns
+268, process_vm_readv 270, process_vm_writev 271, kcmp 272, finit_module 273, sched_setattr 274, getrandom 278, bpf 280,
+userfaultfd 282, kexec_file_load 294, pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register
+427, open_tree 428, move_mount 429, fsopen 430, fsconfig 431, fsmount 432, fspick 433, pidfd_open 434, clone3 435,
+pidfd_getfd 438, process_madvise 440, mount_setattr 442, process_mrelease 448, fchmodat2 452, setxattrat 463,
+removexattrat 466, file_setattr 469
 """,
 }
 """The numbers of the kernel's own headers: ``asm/unistd_64.h`` and ``asm-generic/unistd.h`` of Linux 6.1, and for the
