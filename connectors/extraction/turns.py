@@ -24,6 +24,10 @@ MOST_SAVED_SECONDS = 60.0
 """How far somebody who has a file read at any time may fall behind the others. Without a limit, one file after the
 other on one of many threads would save up hours, in which nobody else would then be served."""
 
+MOST_READERS = 1_000
+"""How many readers are remembered. Those beyond are addresses that processes had, or that somebody sends from who may
+send from many: the ones that have used least count as new again."""
+
 reader: ContextVar[str] = ContextVar("reader", default="")
 """For whom files are read: an instance of a connector; in the extraction service, the address of a process."""
 
@@ -84,11 +88,21 @@ class Turns:
                 self._lock.wait_for(lambda: not self._should_wait_for(name), NEXT_FILE_SECONDS)
                 self._began[name].remove(began)
                 self._used[name] += self._clock() - began
+                if len(self._used) > MOST_READERS:
+                    self._forget()
 
     def _should_wait_for(self, name: str) -> bool:
         """Whether a thread is kept for the next job of somebody: only jobs of others wait, who have used more."""
         used = self._seconds(name)
         return bool(self._waiting) and all(other != name and self._seconds(other) > used for other in self._waiting)
+
+    def _forget(self) -> None:
+        """Forget half of the readers at most, so that this is rare: of those who have no jobs, the ones that have used
+        least. Whoever has used less than was used last begins there anyway."""
+        idle = [name for name in self._used if name not in self._waiting and not self._began.get(name)]
+        for name in sorted(idle, key=self._used.__getitem__)[: MOST_READERS // 2]:
+            del self._used[name]
+            self._began.pop(name, None)
 
     def _seconds(self, name: str) -> float:
         """Return what somebody has used, with the jobs that are running."""

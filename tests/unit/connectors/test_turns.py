@@ -11,7 +11,7 @@ from contextvars import copy_context
 
 import pytest
 
-from connectors.extraction.turns import Turns, reader
+from connectors.extraction.turns import MOST_READERS, Turns, reader
 
 
 class Files:
@@ -129,6 +129,18 @@ def test_nobody_saves_time_up() -> None:
     files.read("busy", 3, 10.0)
     files.read("new", 10, 10.0)
     assert files.ordered()[:4].count("busy") >= 1, "one that was away would have been first ten times"
+
+
+def test_readers_who_do_not_come_back_are_forgotten_and_nobody_who_has_files_waiting() -> None:
+    """Each restart of a process of connectors may give it another address, and a host may send from very many."""
+    files = Files()
+    files.read("busy", 2, 100.0)
+    for number in range(1_200):
+        files.read(f"address {number}", 1, 1.0)
+    assert len(files.ordered()) == 1_202
+    assert len(files.turns._used) <= MOST_READERS
+    assert set(files.turns._began) <= set(files.turns._used)
+    assert "busy" in files.turns._used, "who has used most is remembered longest"
 
 
 async def test_a_job_that_was_cancelled_while_it_waited_does_not_run() -> None:
