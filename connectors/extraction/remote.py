@@ -23,13 +23,16 @@ from urllib.parse import urlsplit
 import httpx
 
 from connectors.extraction import answer
-from connectors.extraction.result import Extracted
+from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.settings import ExtractionSettings, confinement, from_environment
 from connectors.extraction.titles import tidy
 from pipeline.core.errors import Deferred, Misconfigured
 from pipeline.core.retry import backoff, retry_after_seconds
 
 PATH = "/v1/extract"
+LATER, NOW = "later", "now"
+"""Values of the parameter ``ocr``: a scanned PDF is to be refused (``needs_ocr``), so that it holds no thread in which
+files are read, or OCR is to process it. Without the parameter, the service does one after the other."""
 PATIENCE_SECONDS = 20.0
 """How long an unreachable service is retried here, which covers its restart; afterwards the caller retries. A busy one
 is retried for as long as a document may take."""
@@ -60,9 +63,17 @@ class RemoteJob:
     name: str
     media_type: str | None
     settings: ExtractionSettings
+    recognises: bool = False
+    """Whether the service is to recognise its text by OCR."""
     _killed: threading.Event = field(default_factory=threading.Event)
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Extracted] | None = None
+
+    def recognition(self, error: Unreadable) -> RemoteJob | None:
+        """Return the job that has the document read with OCR, if that is why it could not be read."""
+        if error.code != "needs_ocr" or self.recognises or not self.settings.ocr:
+            return None
+        return RemoteJob(self.file, self.name, self.media_type, self.settings, recognises=True)
 
     def kill(self) -> None:
         """End ``run`` soon. May be called from any thread."""
@@ -110,6 +121,8 @@ class RemoteJob:
             "name": _sendable(self.name[-MAX_NAME_CHARACTERS:]),
             "media_type": _sendable((self.media_type or "")[:MAX_NAME_CHARACTERS]),
         }
+        if self.settings.ocr:
+            parameters["ocr"] = NOW if self.recognises else LATER
         headers = {"content-type": "application/octet-stream"}
         async with _request(
             self.settings,

@@ -58,12 +58,23 @@ async def extract_file(
         return prepared
     future: Future[Extracted] = _pool(settings.at_once).submit(prepared.run)
     try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        prepared.kill()
-        raise
+        try:
+            return await _result(future, prepared)
+        except Unreadable as error:
+            if (recognition := prepared.recognition(error)) is None:
+                raise
+        future = _ocr_pool(settings.ocr_at_once).submit(recognition.run)
+        return await _result(future, recognition)
     finally:
         future.add_done_callback(lambda _: prepared.file.close())
+
+
+async def _result(future: Future[Extracted], job: AnyJob) -> Extracted:
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        job.kill()
+        raise
 
 
 def extract_blocking(file: FileIO, name: str, media_type: str | None) -> Extracted:
@@ -71,12 +82,26 @@ def extract_blocking(file: FileIO, name: str, media_type: str | None) -> Extract
     settings = from_environment()
     file.seek(0)
     job = read_or_job(file, name, media_type, settings)
-    return job if isinstance(job, Extracted) else _pool(settings.at_once).submit(job.run).result()
+    if isinstance(job, Extracted):
+        return job
+    try:
+        return _pool(settings.at_once).submit(job.run).result()
+    except Unreadable as error:
+        if (recognition := job.recognition(error)) is None:
+            raise
+    return _ocr_pool(settings.ocr_at_once).submit(recognition.run).result()
 
 
 @cache
 def _pool(at_once: int) -> Turns:
     """The threads that run jobs; further jobs wait for their turn."""
+    return Turns(at_once)
+
+
+@cache
+def _ocr_pool(at_once: int) -> Turns:
+    """The threads that run OCR. It takes many times as long as reading, so that a few scans would hold all threads for
+    ten minutes, again and again, while a file of anybody else waited."""
     return Turns(at_once)
 
 
@@ -125,25 +150,35 @@ class Job:
     file: IO[bytes]
     kind: Kind | Offered
     settings: ExtractionSettings
+    recognises: bool = False
+    """Whether OCR recognises its text first."""
     _killed: threading.Event = field(default_factory=threading.Event)
+
+    def recognition(self, error: Unreadable) -> Job | None:
+        """Return the job that reads the document with OCR, if that is why it could not be read."""
+        if error.code != "needs_ocr" or self.recognises or not self.settings.ocr:
+            return None
+        return Job(self.file, self.kind, self.settings, recognises=True)
 
     def kill(self) -> None:
         """End ``run`` soon. May be called from any thread."""
         self._killed.set()
 
     def run(self) -> Extracted:
-        """Read the document, with OCR if it needs it. Raises Unreadable."""
+        """Read the document. Raises Unreadable: with the code ``needs_ocr``, ``recognition`` returns what reads it."""
         if self.settings.unconfined == "refuse" and not available().is_complete:
             raise Unreadable("unconfined", f"is not read: this machine cannot confine its reader ({available()})")
         with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            try:
-                return self._read(folder)
-            except Unreadable as error:
-                if error.code != "needs_ocr":
-                    raise
-                if not self.settings.ocr or (program := shutil.which(OCR_PROGRAM)) is None:
+            if not self.recognises:
+                try:
+                    return self._read(folder)
+                except Unreadable as error:
+                    if error.code != "needs_ocr" or (self.settings.ocr and shutil.which(OCR_PROGRAM)):
+                        raise
                     raise Unreadable("needs_ocr", f"{error}; {_ocr_advice(self.settings)}") from error
+            if (program := shutil.which(OCR_PROGRAM)) is None:
+                raise Unreadable("needs_ocr", f"is a scanned PDF; {_ocr_advice(self.settings)}")
             try:
                 return self._read_with_ocr(folder, program)
             finally:
@@ -162,7 +197,7 @@ class Job:
         if file is None:
             raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR failed: {_ocr_failure(process_exit.code)}")
         with file:
-            result = Job(file, self.kind, self.settings, self._killed)._read(folder)
+            result = Job(file, self.kind, self.settings, _killed=self._killed)._read(folder)
         return replace(result, metadata={**result.metadata, "ocr": True})
 
     def _read(self, folder: Path) -> Extracted:

@@ -1,7 +1,7 @@
 """`penstock extract serve`: reads files for connectors, over HTTP. It has no secret, calls nothing and stores nothing.
 
-``POST /v1/extract?name=…&media_type=…`` takes a file's bytes and responds in the format of ``answer``: with the text,
-or the reason why there is none. ``/livez``, ``/readyz``, ``/status`` and ``/metrics`` are the same as in other
+``POST /v1/extract?name=…&media_type=…&ocr=…`` takes a file's bytes and responds in the format of ``answer``: with the
+text, or the reason why there is none. ``/livez``, ``/readyz``, ``/status`` and ``/metrics`` are the same as in other
 processes."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from connectors.extraction import answer
-from connectors.extraction.remote import MAX_NAME_CHARACTERS, PATH
+from connectors.extraction.remote import LATER, MAX_NAME_CHARACTERS, NOW, PATH
 from connectors.extraction.result import Extracted, Unreadable
-from connectors.extraction.sandbox import AnyJob, read_or_job
+from connectors.extraction.sandbox import AnyJob, Job, read_or_job
 from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
 from connectors.extraction.turns import Turns, reader
 from pipeline.core.errors import Misconfigured
@@ -85,8 +85,12 @@ class _RequestFailed(Exception):
 class _Reading:
     """Reads one file, in a thread."""
 
-    def __init__(self, file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> None:
+    def __init__(
+        self, file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings, *, recognises: bool
+    ) -> None:
+        """recognises: whether OCR recognises the text of a scanned PDF first."""
         self._what = file, name, media_type, settings
+        self._recognises = recognises
         self._loop = asyncio.get_running_loop()
         self._job: AnyJob | None = None
         self._is_killed = False
@@ -101,6 +105,8 @@ class _Reading:
             job = read_or_job(*self._what)
             if isinstance(job, Extracted):
                 return job
+            if isinstance(job, Job):
+                job.recognises = self._recognises
             self._job = job
             if self._is_killed:
                 job.kill()
@@ -115,7 +121,8 @@ class _Reading:
 
 
 class Extraction:
-    """An ASGI application for one path. At most ``at_once`` files are read at a time, and ``waiting`` more accepted.
+    """An ASGI application for one path. At most ``at_once`` files are read at a time, ``ocr_at_once`` more by OCR, and
+    ``waiting`` more accepted.
 
     Law: clients of several addresses take turns. Each is a process of connectors, whose files may be made to take their
     whole time limit: they would keep those of all other processes, and the revocations behind them, from being read."""
@@ -124,11 +131,13 @@ class Extraction:
         self._settings = settings.model_copy(update={"url": None})
         self._metrics = metrics
         self._turns = Turns(settings.at_once)
-        total = settings.at_once + settings.waiting
+        self._ocr = Turns(settings.ocr_at_once)
+        total = settings.at_once + settings.waiting + (settings.ocr_at_once if settings.ocr else 0)
         self._places = KeyedLimit(total, total - settings.waiting // 2)
 
     def close(self) -> None:
         self._turns.close()
+        self._ocr.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, outcome = Request(scope, receive), "failed"
@@ -198,13 +207,25 @@ class Extraction:
         return size <= most
 
     async def _read(self, request: Request, file: FileIO) -> Extracted:
+        """Read the file, with OCR if it needs it and the client does not ask for that later. Raises Unreadable,
+        _RequestFailed and ClientDisconnect."""
+        ocr = request.query_params.get("ocr") if self._settings.ocr else LATER
+        if ocr != NOW:
+            try:
+                return await self._read_in_turn(request, file, self._turns, recognises=False)
+            except Unreadable as error:
+                if error.code != "needs_ocr" or ocr == LATER:
+                    raise
+        return await self._read_in_turn(request, file, self._ocr, recognises=True)
+
+    async def _read_in_turn(self, request: Request, file: FileIO, turns: Turns, *, recognises: bool) -> Extracted:
         """Read the file when it is the client's turn, or stop when the client disconnects. Raises Unreadable,
         _RequestFailed and ClientDisconnect."""
         name = request.query_params.get("name", "")[-MAX_NAME_CHARACTERS:]
         media_type = request.query_params.get("media_type", "")[:MAX_NAME_CHARACTERS] or None
         file.seek(0)
-        reading = _Reading(file, name, media_type, self._settings)
-        future: Future[Extracted] = self._turns.submit(reading.run)
+        reading = _Reading(file, name, media_type, self._settings, recognises=recognises)
+        future: Future[Extracted] = turns.submit(reading.run)
         result = asyncio.wrap_future(future)
         turn = asyncio.create_task(reading.has_begun.wait())
         leaving = asyncio.create_task(_disconnected(request))

@@ -31,7 +31,8 @@ class ExtractionSettings(BaseSettings):
         ge=1,
         le=256,
     )
-    """Documents read at the same time; each may need ``memory_bytes``. Default: the number of processors."""
+    """Documents read at the same time; each may need ``memory_bytes``. Default: the number of processors. With ``ocr``,
+    half as many scanned PDFs (at least one) are processed in addition."""
     max_file_bytes: int = Field(50_000_000, ge=1)
     """Largest PDF, Office or mail file. A larger one is refused unread."""
     memory_bytes: int = Field(_DEFAULT.memory_bytes, ge=256 * 1024**2)
@@ -81,10 +82,15 @@ class ExtractionSettings(BaseSettings):
         return self
 
     @property
+    def ocr_at_once(self) -> int:
+        """Scanned PDFs that OCR processes at the same time, in addition to ``at_once`` documents that are read."""
+        return max(1, self.at_once // 2)
+
+    @property
     def response_seconds(self) -> float:
         """Longest time from the first byte of a request to the last of its response: an Office file is read by two
         processes, and a scanned PDF before and after OCR."""
-        reading = 2 * self.wall_seconds + (self.ocr_wall_seconds if self.ocr else 0)
+        reading = 2 * self.wall_seconds + (self.ocr_wall_seconds + WAIT_SECONDS if self.ocr else 0)
         return 2 * self.body_seconds + WAIT_SECONDS + reading + 10
 
     def limits(self) -> Limits:

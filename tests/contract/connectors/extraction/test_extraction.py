@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import venv
@@ -119,6 +120,29 @@ async def test_ocrmypdf_is_used_when_it_is_installed_and_switched_on(
     assert (await extract.refused("scan.pdf", SCAN)).code == "needs_ocr"
     extracted = await extract("scan.pdf", SCAN, OCR)
     assert (extracted.text, extracted.metadata) == ("What the scan says", {"pages": 1, "ocr": True})
+
+
+async def test_scans_hold_no_thread_in_which_other_files_are_read(
+    extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many scans as there are threads kept everybody's files from being read for ten minutes, again and again, and
+    with them the revocations that sweeps find behind files."""
+    script = """
+        while ! test -e "$beside/go"; do sleep 0.05; done
+        cp "$beside/recognised.pdf" "$made"
+    """
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
+    (tmp_path / "bin" / "recognised.pdf").write_bytes(typeset([Sheet([Line(72, 700, "What the scan says")])]))
+    one = OCR.model_copy(update={"at_once": 1})
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    scans = [asyncio.create_task(Extract(tmp_path / name)("scan.pdf", SCAN, one)) for name in "abc"]
+    await asyncio.sleep(0.5)
+    other = await extract("other.pdf", typeset([Sheet([Line(72, 700, "What another file says")])]), one)
+    assert other.text == "What another file says"
+    assert not any(scan.done() for scan in scans)
+    (tmp_path / "bin" / "go").touch()
+    assert [scan.text for scan in await asyncio.gather(*scans)] == ["What the scan says"] * 3
 
 
 async def test_ocr_can_write_only_to_its_own_folder_and_read_no_secrets(

@@ -432,6 +432,38 @@ async def test_slow_files_of_one_process_delay_another_process_by_a_single_file(
     assert order.index("other.pdf") == 1
 
 
+async def test_scans_hold_no_thread_of_the_service_or_its_client_in_which_other_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "ocrmypdf"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+        while ! test -e {program.parent}/go; do sleep 0.05; done
+        for made; do true; done
+        cp {program.parent}/recognised.pdf "$made"
+    """)
+    program.chmod(0o755)
+    (program.parent / "recognised.pdf").write_bytes(typeset([Sheet([Line(72, 700, "What the scan says")])]))
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    scan = typeset([Sheet(picture=True)])
+    some = SMALL.model_copy(update={"port": 0, "at_once": 1, "ocr": True})
+    async with service.serving(some) as at, httpx.AsyncClient(base_url=at, timeout=60) as older:
+
+        async def extracted(name: str, data: bytes) -> str:
+            (tmp_path / name).write_bytes(data)
+            return (await extract_file(tmp_path / name, name, settings=given(at, at_once=1, ocr=True))).text
+
+        waiting = [asyncio.create_task(extracted(f"scan-{number}.pdf", scan)) for number in range(2)]
+        unaware = asyncio.create_task(older.post("/v1/extract", params={"name": "a.pdf"}, content=scan, headers=OCTETS))
+        await asyncio.sleep(0.5)
+        assert "Travel policy" in await extracted("other.pdf", PDF)
+        assert "Travel policy" in (await older.post("/v1/extract", content=PDF, headers=OCTETS)).text
+        assert not any(task.done() for task in (*waiting, unaware))
+        (program.parent / "go").touch()
+        assert await asyncio.gather(*waiting) == ["What the scan says"] * 2
+        assert "What the scan says" in (await unaware).text, "a client of an earlier version has it read in one request"
+
+
 async def test_a_client_that_sends_too_slowly_times_out_while_others_are_served(tmp_path: Path) -> None:
     hasty = SMALL.model_copy(update={"port": 0, "body_seconds": 0.5, "at_once": 1, "waiting": 1})
     async with service.serving(hasty) as at:
