@@ -182,7 +182,7 @@ class Job:
             try:
                 return self._read_with_ocr(folder, program)
             finally:
-                _flatten(folder)
+                _empty(folder)
 
     def _read_with_ocr(self, folder: Path, program: str) -> Extracted:
         source, target = folder / "scanned.pdf", folder / "recognised.pdf"
@@ -279,20 +279,30 @@ def _plain_file(path: Path) -> FileIO | None:
     return None
 
 
-def _flatten(folder: Path) -> None:
-    """Leave no folders within folders, so that the folder can be removed: a program that was taken over may nest them
-    more deeply than ``shutil.rmtree`` can follow (RecursionError before Python 3.13), without rights to enter them."""
-    prefix, pending, moved = secrets.token_hex(8), [folder], 0
-    while pending:
-        parent = pending.pop()
-        for entry in list(os.scandir(parent)):
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            os.chmod(entry.path, 0o700)
-            target = folder / f"{prefix}-{moved}"
-            os.rename(entry.path, target)
-            pending.append(target)
-            moved += 1
+def _empty(folder: Path) -> None:
+    """Remove all that a folder holds. A program that was taken over may nest folders more deeply than ``shutil.rmtree``
+    can follow (RecursionError before Python 3.13), without rights to enter them, and leave more files than fit into a
+    list in memory: this holds one name at a time."""
+    prefix, moved = secrets.token_hex(8), 0
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_empty = False
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)
+                with os.scandir(entry.path) as inner:
+                    for one in inner:
+                        if one.is_dir(follow_symlinks=False):
+                            os.chmod(one.path, 0o700)
+                            os.rename(one.path, folder / f"{prefix}-{moved}")
+                            moved += 1
+                        else:
+                            os.unlink(one.path)
+                os.rmdir(entry.path)
 
 
 def _peak_bytes(pid: int) -> int:

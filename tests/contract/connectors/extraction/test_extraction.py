@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import tracemalloc
 import venv
 from pathlib import Path
 
@@ -200,6 +201,22 @@ async def test_ocr_that_nests_folders_endlessly_is_refused_and_leaves_no_files(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert "it reports no cause" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_very_many_files_that_ocr_leaves_are_removed_in_little_memory(tmp_path: Path) -> None:
+    """Ten minutes of empty files, 280 bytes each in a list of them, were more than the memory of the service."""
+    for name in ("", "a", "a/b"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for number in range(5_000):
+            os.mknod(tmp_path / name / f"{number:0100}")
+    tracemalloc.start()
+    try:
+        sandbox._empty(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert list(tmp_path.iterdir()) == []
+    assert peak < 200_000
 
 
 def test_all_processes_of_ocr_have_ended_when_its_folder_is_emptied(
