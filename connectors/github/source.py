@@ -425,7 +425,10 @@ class GitHub:
     async def on_event(self, request: Request) -> Reaction:
         body = events.verified(request, self._options.webhook_secret)
         event = request.headers.get("x-github-event", "")
-        if events.is_recognisable(event) and await self._received.has(request.body):
+        received = (
+            event.encode("utf-8", "replace") + b"\n" + request.body
+        )  # no signature covers what the event is called
+        if events.is_recognisable(event) and await self._received.has(received):
             return Reaction()
         places = self._directory.known
         if (repository := events.wiki(event, body)) is not None:
@@ -439,7 +442,7 @@ class GitHub:
         if event == "organization" and internal:
             return Reaction(groups=(*reaction.groups, *sorted(internal)))
         if events.is_recognisable(event):
-            await self._received.add(request.body)
+            await self._received.add(received)
         return reaction
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:

@@ -34,6 +34,21 @@ async def test_an_event_of_a_document_names_it_once_even_after_a_restart(desk: D
     assert [await desk.github().on_event(event) for event in events] == [Reaction()] * len(events)
 
 
+async def test_a_recorded_event_that_is_sent_under_another_name_hides_no_event(desk: Desk) -> None:
+    """Only the body is signed. A deleted issue was noticed by the next sweep alone, if somebody had sent its event as
+    one of another kind before it was delivered again."""
+    place = desk.fake.repository("acme/handbook", "ines")
+    issue = desk.fake.add(place, "Issue", "One", "Text.")
+    desk.fake.sent()
+    desk.fake.delete(place, issue)
+    [event] = desk.fake.sent()
+    source = desk.github()
+    renamed = Request({**event.headers, "x-github-event": "discussion"}, event.query, event.body)
+    assert await source.on_event(renamed) == Reaction()
+    assert await source.on_event(event) == Reaction(ids=(f"{place.id}/1",))
+    assert await source.on_event(event) == Reaction()
+
+
 PEOPLE = [
     ("member", {"action": "removed"}, True),
     ("team", {"action": "removed_from_repository"}, True),
