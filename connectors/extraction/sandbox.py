@@ -295,13 +295,13 @@ def _empty(folder: Path) -> None:
                     continue
                 os.chmod(entry.path, 0o700)
                 with os.scandir(entry.path) as inner:
-                    for one in inner:
-                        if one.is_dir(follow_symlinks=False):
-                            os.chmod(one.path, 0o700)
-                            os.rename(one.path, folder / f"{prefix}-{moved}")
+                    for child in inner:
+                        if child.is_dir(follow_symlinks=False):
+                            os.chmod(child.path, 0o700)
+                            os.rename(child.path, folder / f"{prefix}-{moved}")
                             moved += 1
                         else:
-                            os.unlink(one.path)
+                            os.unlink(child.path)
                 os.rmdir(entry.path)
 
 
