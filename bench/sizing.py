@@ -37,6 +37,7 @@ from pipeline.stores.dense import nearest
 from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import create_chunk_table
+from pipeline.stores.vectors import sketches_of
 from tests.support.query.library import Library, document
 
 RESULTS = Path(__file__).parent / "results" / "sizing.json"
@@ -195,9 +196,13 @@ async def add(connection: AsyncConnection[Any], of: Generation, random: np.rando
             vectors = random.standard_normal((min(200, rows - start), of.dimensions)).astype(np.float16)
             await cursor.executemany(
                 sql.SQL(
-                    "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, 1, %s, %s)"
+                    "INSERT INTO {} (id, document_id, access_id, text, embedding, sketch)"
+                    " VALUES (%s, %s, 1, %s, %s, %s)"
                 ).format(sql.Identifier(of.chunk_table)),
-                [(uuid4(), UUID(int=start), text(random), HalfVector(vector)) for vector in vectors],
+                [
+                    (uuid4(), UUID(int=start), text(random), HalfVector(vector), sketch)
+                    for vector, sketch in zip(vectors, sketches_of(of, vectors), strict=True)
+                ],
             )
 
 

@@ -382,8 +382,8 @@ def build(
         Quantisation | None,
         typer.Option(
             "--quantisation",
-            help="What a graph in pgvector holds of each vector; binary: its signs, which take an eighth of the memory"
-            " and find less, depending on the model. Default: as in the active generation.",
+            help="What a graph in pgvector holds of each vector; binary: a sketch, which takes a seventh of the"
+            " memory and of the far ones finds less. Default: as in the active generation.",
         ),
     ] = None,
     price: Annotated[

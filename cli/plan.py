@@ -21,7 +21,7 @@ def plan(
     dimensions: Annotated[int, typer.Option(min=1, help="Dimensions of the model's vectors.")] = 1_536,
     vectors: Annotated[VectorIndex, typer.Option(help="Store that searches the vectors.")] = "pgvector",
     quantisation: Annotated[
-        Quantisation, typer.Option(help="What a graph in pgvector holds of each vector; binary: its signs.")
+        Quantisation, typer.Option(help="What a graph in pgvector holds of each vector; binary: a sketch.")
     ] = "halfvec",
     load_hours: Annotated[float, typer.Option(min=0.01, help="Hours that the first load may take.")] = 168.0,
     node_memory_gb: Annotated[

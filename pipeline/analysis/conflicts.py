@@ -284,6 +284,7 @@ async def nearest(
     ids, nearest first. In one statement, which leaves vectors and texts where they are."""
     if not new:
         return {}
+    held = graph.column(generation)
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -292,11 +293,11 @@ async def nearest(
             CROSS JOIN LATERAL (
                 WITH inside AS MATERIALIZED (
                     SELECT c.id, c.document_id, c.embedding <=> one.embedding AS distance FROM {chunks} c
-                    WHERE c.in_graph AND c.id <> one.id AND {of_tenant}
+                    WHERE {inside} AND c.id <> one.id AND {of_tenant}
                     ORDER BY {order} LIMIT %(walked)s
                 ), outside AS MATERIALIZED (
                     SELECT c.id, c.document_id, c.embedding <=> one.embedding AS distance FROM {chunks} c
-                    WHERE NOT c.in_graph AND c.id <> one.id AND {of_tenant} ORDER BY distance LIMIT %(limit)s
+                    WHERE {outside} AND c.id <> one.id AND {of_tenant} ORDER BY distance LIMIT %(limit)s
                 )
                 SELECT id, document_id, distance FROM (TABLE inside UNION ALL TABLE outside) around
                 WHERE distance <= %(farthest)s ORDER BY distance + 0 LIMIT %(limit)s
@@ -306,7 +307,9 @@ async def nearest(
             ORDER BY near.distance
             """
         ).format(
-            order=graph.distance(generation, sql.SQL("c.embedding"), sql.SQL("one.embedding")),
+            order=graph.distance(generation, sql.SQL(f"c.{held}"), sql.SQL(f"one.{held}")),
+            inside=graph.inside(generation, "c."),
+            outside=graph.outside(generation, "c."),
             chunks=_table(generation),
             desired=sql.SQL(_DESIRED),
             of_tenant=sql.SQL(

@@ -62,9 +62,12 @@ async def _random_row(connection: Connection, generation: Generation) -> UUID | 
     """A random row: the next one after a random id, because ids are hashes. It costs one probe of the index."""
     after = UUID(bytes=secrets.token_bytes(16))
     table = sql.Identifier(generation.chunk_table)
-    for condition in ("in_graph AND id >= %s", "in_graph AND id < %s"):
+    for condition in ("id >= %s", "id < %s"):
         cursor = await connection.execute(
-            sql.SQL("SELECT id FROM {} WHERE {} ORDER BY id LIMIT 1").format(table, sql.SQL(condition)), [after]
+            sql.SQL("SELECT id FROM {} WHERE {} AND {} ORDER BY id LIMIT 1").format(
+                table, graph.inside(generation), sql.SQL(condition)
+            ),
+            [after],
         )
         if row := await cursor.fetchone():
             return UUID(str(row[0]))
@@ -92,14 +95,11 @@ async def reach(pool: Pool, generation: Generation, ids: Sequence[UUID]) -> Samp
 
 
 def _nearest(generation: Generation) -> sql.Composed:
-    table = sql.Identifier(generation.chunk_table)
-    return sql.SQL("SELECT id, {distance} FROM {table} WHERE in_graph ORDER BY {distance} LIMIT %(limit)s").format(
+    table, held = sql.Identifier(generation.chunk_table), sql.SQL(graph.column(generation))
+    return sql.SQL("SELECT id, {distance} FROM {table} WHERE {inside} ORDER BY {distance} LIMIT %(limit)s").format(
         table=table,
-        distance=graph.distance(
-            generation,
-            sql.SQL("embedding"),
-            sql.SQL("(SELECT embedding FROM {} WHERE id = %(id)s)").format(table),
-        ),
+        inside=graph.inside(generation),
+        distance=graph.distance(generation, held, sql.SQL("(SELECT {} FROM {} WHERE id = %(id)s)").format(held, table)),
     )
 
 
@@ -112,13 +112,7 @@ async def _problem(connection: Connection, generation: Generation, id_: UUID) ->
     assert row is not None
     plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
     used = _indexes(plan[0]["Plan"])
-    cursor = await connection.execute(
-        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam"
-        " WHERE i.indrelid = %s::regclass AND a.amname = 'hnsw' AND i.indisvalid",
-        [generation.chunk_table],
-    )
-    valid = {name for (name,) in await cursor.fetchall()}
-    if used & valid:
+    if used & {name for name, index in (await graph.graphs(connection, generation)).items() if index.valid}:
         return None
     return (
         f"{generation.chunk_table} has no usable HNSW index: every vector search reads the whole table;"
@@ -144,7 +138,9 @@ async def _lost(connection: Connection, generation: Generation, id_: UUID) -> UU
     if len(nearest) == NEIGHBOURS and all(distance is not None and distance <= EQUAL for _, distance in nearest):
         return None
     cursor = await connection.execute(
-        sql.SQL("SELECT document_id FROM {} WHERE id = %s AND in_graph").format(sql.Identifier(generation.chunk_table)),
+        sql.SQL("SELECT document_id FROM {} WHERE id = %s AND {}").format(
+            sql.Identifier(generation.chunk_table), graph.inside(generation)
+        ),
         [id_],
     )
     row = await cursor.fetchone()

@@ -63,12 +63,11 @@ LONG_VECTOR_DIMENSIONS = 1_024
 """From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
 
 
-def build_parameters(dimensions: int, quantisation: Quantisation) -> Parameters:
+def build_parameters(dimensions: int, quantisation: Quantisation, *, sketched: bool = True) -> Parameters:
     """Return the parameters with which a graph is built. Rows that are added to it later choose among as many
-    candidates as in any other graph."""
-    return (
-        CAREFUL_PARAMETERS if quantisation == "halfvec" and dimensions >= LONG_VECTOR_DIMENSIONS else USUAL_PARAMETERS
-    )
+    candidates as in any other graph. sketched: whether a binary graph holds sketches, as every new one does."""
+    careful = dimensions >= LONG_VECTOR_DIMENSIONS and (sketched or quantisation == "halfvec")
+    return CAREFUL_PARAMETERS if careful else USUAL_PARAMETERS
 
 
 Step = Literal["rest", "move", "build", "drop", "rename"]

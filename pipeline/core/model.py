@@ -111,7 +111,7 @@ class Generation:
     """None: the floor of relevance was not measured yet."""
     vectors: VectorIndex = "pgvector"
     quantisation: Quantisation = "halfvec"
-    """A graph in pgvector holds each vector, or with ``binary`` the signs of its numbers."""
+    """A graph in pgvector holds each vector, or with ``binary`` one bit for each dimension (``graph_of_sketches``)."""
     sketched: bool = True
     """Whether rows of its chunk table have sketches (``pipeline.core.sketch``); False: an older version made it."""
 
@@ -119,6 +119,12 @@ class Generation:
     def sketch_bits(self) -> int:
         """The number of bits of a sketch."""
         return -(-self.dimensions // SKETCH_BLOCK) * SKETCH_BLOCK
+
+    @property
+    def graph_of_sketches(self) -> bool:
+        """Whether a binary graph holds the rows' sketches (docs/adr/0122); over a table that has none, it holds the
+        signs of the vectors as they are."""
+        return self.quantisation == "binary" and self.sketched
 
     @property
     def indexed_dimensions(self) -> int | None:

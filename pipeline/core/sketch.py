@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 from hashlib import shake_128
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,21 @@ def sketches(vectors: NDArray[np.float32], bits: int) -> NDArray[np.bool_]:
     """Return the sketches of vectors, shape (n, dimensions), as rows: shape (n, bits). The lengths of the vectors do
     not matter. bits: ``Generation.sketch_bits``."""
     rows = np.pad(np.asarray(vectors, dtype=np.float32), ((0, 0), (0, bits - vectors.shape[1])))
-    for signs, order in zip(*_rotation(bits), strict=True):
-        rows = ((rows[:, order] * signs).reshape(-1, SKETCH_BLOCK) @ _hadamard()).reshape(len(rows), bits)
+    signs, orders, mixers = rotation(bits)
+    for sign, order in zip(signs, orders, strict=True):
+        rows = ((rows[:, order] * sign).reshape(-1, SKETCH_BLOCK) @ mixers).reshape(len(rows), bits)
     return rows > 0
+
+
+class Rotation(NamedTuple):
+    """In each round, the values are taken in this order and multiplied by these signs, and each block by the mixers."""
+
+    signs: NDArray[np.float32]
+    """Shape (ROUNDS, bits)."""
+    orders: NDArray[np.intp]
+    """Shape (ROUNDS, bits), from 0 on."""
+    mixers: NDArray[np.float32]
+    """A Hadamard matrix, which is symmetric: shape (SKETCH_BLOCK, SKETCH_BLOCK)."""
 
 
 @cache
@@ -42,10 +55,10 @@ def _hadamard() -> NDArray[np.float32]:
 
 
 @cache
-def _rotation(bits: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Return the signs and the orders of each round: shape (ROUNDS, bits). They follow from a hash, so that they are
-    the same in every process and every version of numpy: stored sketches depend on them."""
+def rotation(bits: int) -> Rotation:
+    """Return the rotation of vectors of so many dimensions. It follows from a hash, so that it is the same in every
+    process and every version of numpy: stored sketches depend on it."""
     drawn = np.frombuffer(shake_128(b"penstock sketch %d" % bits).digest(8 * ROUNDS * bits), dtype="<u8")
     drawn = drawn.reshape(ROUNDS, bits)
     signs = np.where(drawn & 1, np.float32(1), np.float32(-1))
-    return signs, np.argsort(drawn, axis=1, kind="stable")
+    return Rotation(signs, np.argsort(drawn, axis=1, kind="stable"), _hadamard())

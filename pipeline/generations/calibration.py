@@ -29,13 +29,15 @@ from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import graph
 from pipeline.stores.leader import lead_session
 from pipeline.stores.postgres import CALIBRATION_LOCK, Connection, translated, unlimited
-from pipeline.stores.vectors import value
+from pipeline.stores.vectors import sketches_of, value
 
 if TYPE_CHECKING:  # vectors workers have no access to it
     from elasticsearch import AsyncElasticsearch
 
 log = structlog.get_logger()
 
+WALKED = 100
+"""The size of a walk's candidate list, and the rows that it fetches from a graph of bits: whole vectors decide."""
 SAMPLED_CHUNKS = 300
 """The passages of the random pairs, of which some are known items."""
 RUN_CHUNKS = 10
@@ -192,10 +194,10 @@ async def _embedded(embedder: Embedder, texts: Sequence[str], at_once: int) -> l
 _NEAREST = """
     SELECT text, cosine FROM (
         (SELECT text, 1 - (embedding <=> %(vector)s) AS cosine FROM {chunks}
-            WHERE in_graph ORDER BY embedding <=> %(vector)s LIMIT %(limit)s)
+            WHERE {inside} ORDER BY {order} LIMIT %(walked)s)
         UNION ALL
         (SELECT text, 1 - (embedding <=> %(vector)s) AS cosine FROM {chunks}
-            WHERE NOT in_graph ORDER BY embedding <=> %(vector)s LIMIT %(limit)s)
+            WHERE {outside} ORDER BY embedding <=> %(vector)s LIMIT %(limit)s)
     ) nearest ORDER BY cosine DESC LIMIT %(limit)s
 """
 """Through the graph, where there is one, and among the rows outside of it."""
@@ -225,17 +227,32 @@ class _Nearest:
         return near
 
     async def _read(self, question: _Question, limit: int) -> list[tuple[str, float]]:
-        chunks = sql.Identifier(self.generation.chunk_table)
-        values: dict[str, Any] = {"vector": value(self.generation, question.vector), "limit": limit}
-        if self.es is not None and self.generation.vectors == "elasticsearch":
+        generation, chunks = self.generation, sql.Identifier(self.generation.chunk_table)
+        values: dict[str, Any] = {"vector": value(generation, question.vector), "limit": limit}
+        if self.es is not None and generation.vectors == "elasticsearch":
             from pipeline.stores import dense  # here: vectors workers need not import the client
 
-            near = await dense.nearest(self.es, self.generation, question.vector, [], limit=limit)
-            statement, values = sql.SQL(_OF_ENTRIES), values | {"ids": [entry.chunk for entry in near]}
+            near = await dense.nearest(self.es, generation, question.vector, [], limit=limit)
+            statement, values = (
+                sql.SQL(_OF_ENTRIES).format(chunks=chunks),
+                values | {"ids": [entry.chunk for entry in near]},
+            )
         else:
-            statement = sql.SQL(_NEAREST)
-        cursor = await self.connection.execute(statement.format(chunks=chunks), values)
-        return await cursor.fetchall()
+            held = sql.SQL(graph.column(generation))
+            values["walked"] = limit if generation.quantisation == "halfvec" else WALKED
+            if generation.graph_of_sketches:
+                [values["sketch"]] = sketches_of(generation, question.vector[np.newaxis])
+            of_question = sql.SQL("%(sketch)s" if generation.graph_of_sketches else "%(vector)s")
+            statement = sql.SQL(_NEAREST).format(
+                chunks=chunks,
+                inside=graph.inside(generation),
+                outside=graph.outside(generation),
+                order=graph.distance(generation, held, of_question),
+            )
+        async with self.connection.transaction():
+            await self.connection.execute(f"SET LOCAL hnsw.ef_search = {WALKED}")
+            cursor = await self.connection.execute(statement, values)
+            return await cursor.fetchall()
 
     async def best_cosine(self, question: _Question) -> float:
         nearest = await self(question, 1)

@@ -94,10 +94,12 @@ async def _build(connection: Connection, generation: Generation, name: str | Non
         await create_graph(connection, generation, name=name, concurrently=True)
 
 
-def graph_build_bytes(rows: int, bits_a_value: int, dimensions: int, quantisation: Quantisation) -> int:
+def graph_build_bytes(
+    rows: int, bits_a_value: int, dimensions: int, quantisation: Quantisation, *, sketched: bool = True
+) -> int:
     """The memory in which a graph of so many rows is built."""
     row = dimensions * bits_a_value // 8 + GRAPH_BYTES_A_ROW
-    row += build_parameters(dimensions, quantisation).neighbours * GRAPH_BYTES_A_NEIGHBOUR
+    row += build_parameters(dimensions, quantisation, sketched=sketched).neighbours * GRAPH_BYTES_A_NEIGHBOUR
     return rows * row + GRAPH_BYTES_OF_BUILDERS
 
 
@@ -106,7 +108,8 @@ async def _allow_memory(connection: Connection, generation: Generation) -> None:
     rows of a graph that do not fit are added one by one, which takes several times as long."""
     held = await rows(connection, generation.chunk_table)
     bits = 1 if generation.quantisation == "binary" else 16 if generation.vector_type == "halfvec" else 32
-    needed = graph_build_bytes(held, bits, generation.dimensions, generation.quantisation) // 1024
+    needed = graph_build_bytes(held, bits, generation.dimensions, generation.quantisation, sketched=generation.sketched)
+    needed //= 1024
     cursor = await connection.execute(
         "SELECT pg_size_bytes(set_config('maintenance_work_mem', greatest("
         " pg_size_bytes(current_setting('maintenance_work_mem')) / 1024,"

@@ -102,6 +102,7 @@ GROWTH: Mapping[str, Growth] = {
     "builds": Growth("declared", "a build of a generation", "one a generation"),
     "keyword_indexes": Growth("declared", "a keyword index", "one a generation"),
     "metadata_keys": Growth("declared", "a key by which searches filter", "declared by an operator"),
+    "sketch_rotations": Growth("declared", "a number of dimensions", "one for each that a generation has had"),
     "fence": Growth("number", "the ledger's identity", "one row"),
     "generations_lock": Growth("number", "a lock", "no row"),
     "tenant_readers": Growth("declared", "a reader's login", "unbound by an operator"),

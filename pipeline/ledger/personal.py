@@ -585,6 +585,7 @@ PLACES: tuple[Place, ...] = (
         age=Age("budgets_days", "SELECT FROM erase_use_by_age(%(days)s, %(most)s)"),
     ),
     Place("embedding_days", free="day purpose tokens cost"),
+    Place("sketch_rotations", free="bits signs orders mixers"),
     Place("schema_migrations", free="name applied_at needs"),
     Place(
         "trail.records",  # kept whole until its age: receipts of `forget` name it (docs/adr/0052-audit-trail.md)

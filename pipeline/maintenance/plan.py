@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from pipeline.core.graph import CAREFUL_PARAMETERS, build_parameters
-from pipeline.core.model import MAX_GRAPH_DIMENSIONS, Quantisation, VectorIndex
+from pipeline.core.model import MAX_GRAPH_DIMENSIONS, SKETCH_BLOCK, Quantisation, VectorIndex
 
 GB = 10**9
 MAX_ENTRY_DIMENSIONS = 4_096
@@ -22,7 +22,7 @@ PAGE_BYTES = 8152
 """Usable bytes of a Postgres page of 8,192, without its header and pgvector's own fields."""
 GRAPH_BYTES, GRAPH_NEIGHBOUR_BYTES = 98, 12
 """A graph's entry without its vector: two tuples' headers and 10 heap pointers, and twice 6 bytes for each neighbour
-(pgvector's m). An entry never crosses a page. sized: within 3 %."""
+(pgvector's m). An entry never crosses a page. sized: within 3 %, of sketches within 5 %."""
 STORED_OUT_OF_LINE_BYTES = 2000
 """Postgres keeps longer values in TOAST, taking half as much again (sized)."""
 ROW_BYTES = 250
@@ -67,7 +67,8 @@ ROWS_WITHOUT_GRAPH_PER_SECOND = 2_185.0
 BUILT_ROWS_PER_SECOND = 1_316.0
 """Building the usual graph over existing rows, by one processor (sized)."""
 CAREFUL_BUILD, CAREFUL_ADDITION = 2.2, 2.5
-"""How many times as long both take where the graph is built with care: 1.8 and 14.4 ms (docs/adr/0118)."""
+"""How many times as long both take where a graph of halfvecs is built with care: 1.8 and 14.4 ms (docs/adr/0118). One
+of sketches takes less than the usual one: .5 and 2.3 ms (docs/adr/0122)."""
 CHUNKS_PER_CHANGE = 3.0
 """Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
 PEAK = 3.0
@@ -159,9 +160,13 @@ def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
     most = MAX_GRAPH_DIMENSIONS[quantisation]
     if not 1 <= dimensions <= most:
         raise ValueError(f"{dimensions} dimensions: pgvector indexes 1 to {most:,} as {quantisation}")
-    vector = 2 * dimensions if quantisation == "halfvec" else ceil(dimensions / 8)
+    vector = 2 * dimensions if quantisation == "halfvec" else sketch_bytes(dimensions)
     entry = GRAPH_BYTES + build_parameters(dimensions, quantisation).neighbours * GRAPH_NEIGHBOUR_BYTES + vector
     return 8192 / max(1, PAGE_BYTES // entry)
+
+
+def sketch_bytes(dimensions: int) -> int:
+    return ceil(dimensions / SKETCH_BLOCK) * SKETCH_BLOCK // 8
 
 
 def entry_vector_bytes(dimensions: int) -> tuple[float, float]:
@@ -177,7 +182,9 @@ def row_bytes(characters: int, dimensions: int) -> float:
     """Bytes of one chunk in its table: always with the whole halfvec, which scores the results of a quantised graph,
     and with a sketch."""
     vector = 2 * dimensions + 8
-    return ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1) + ceil(dimensions / 8)
+    return (
+        ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1) + sketch_bytes(dimensions)
+    )
 
 
 def plan(workload: Workload, prices: Prices | None = None) -> Plan:
@@ -198,7 +205,8 @@ def plan(workload: Workload, prices: Prices | None = None) -> Plan:
     written = max(load, touched)
     if workload.vectors == "pgvector":
         graph = postgres_graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
-        careful = build_parameters(workload.dimensions, workload.quantisation) == CAREFUL_PARAMETERS
+        parameters = build_parameters(workload.dimensions, workload.quantisation)
+        careful = workload.quantisation == "halfvec" and parameters == CAREFUL_PARAMETERS
         graph_seconds = chunks / BUILT_ROWS_PER_SECOND * (CAREFUL_BUILD if careful else 1)
         postgres_memory = graph * GRAPH_HEADROOM
         keyword_memory, entry_seconds, shard_seconds = 0.0, 0.0, 0.0

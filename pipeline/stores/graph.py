@@ -20,8 +20,8 @@ _LOCK_ATTEMPTS, _LOCK_WAIT, _LOCK_PAUSE_SECONDS = 10, "1500ms", 5.0
 """Searches wait behind a change of the index's options, so it waits shortly for those that read it, several times. It
 waits for longer than ``deadlock_timeout`` (1 s), after which Postgres ends an autovacuum that is in the way."""
 RESCORED: Mapping[Quantisation, int] = {"halfvec": 1, "binary": 4}
-"""How many rows a walk has to fetch for each that is wanted, to be compared by their whole vectors: signs say little
-about the order of near rows (docs/adr/0106)."""
+"""How many rows a walk has to fetch for each that is wanted, to be compared by their whole vectors: one bit for each
+dimension says little about the order of near rows (docs/adr/0106, docs/adr/0122)."""
 
 
 def own_name(generation: Generation) -> str:
@@ -38,18 +38,46 @@ def older_name(generation: Generation) -> str:
     return f"{generation.chunk_table}_hnsw_all"
 
 
-def held(generation: Generation, vector: sql.Composable) -> sql.Composable:
-    """The expression for what the graph holds of a vector of the chunk table's type."""
-    if generation.quantisation == "halfvec":
-        return vector
-    return sql.SQL("(binary_quantize({})::bit({}))").format(vector, sql.Literal(generation.dimensions))
+def column(generation: Generation) -> LiteralString:
+    """The column from which the graph is made."""
+    return "sketch" if generation.graph_of_sketches else "embedding"
+
+
+def _held(generation: Generation, value: sql.Composable) -> sql.Composable:
+    """The expression for what the graph holds of a value of its column."""
+    if _of_column(generation):
+        return value
+    return sql.SQL("(binary_quantize({})::bit({}))").format(value, sql.Literal(generation.dimensions))
+
+
+def _of_column(generation: Generation) -> bool:
+    return generation.quantisation == "halfvec" or generation.sketched
 
 
 def distance(generation: Generation, one: sql.Composable, other: sql.Composable) -> sql.Composed:
-    """The expression for the distance by which the graph orders rows. Only a statement that orders by exactly this
-    expression uses it."""
+    """The expression for the distance by which the graph orders rows: of two values of its column (``column``). Only a
+    statement that orders by exactly this expression uses it."""
     operator = sql.SQL("<=>" if generation.quantisation == "halfvec" else "<~>")
-    return sql.SQL("{} {} {}").format(held(generation, one), operator, held(generation, other))
+    return sql.SQL("{} {} {}").format(_held(generation, one), operator, _held(generation, other))
+
+
+def inside(generation: Generation, row: LiteralString = "") -> sql.SQL:
+    """The condition for the rows that the graph has. row: what precedes a column's name, such as ``c.``.
+
+    A graph leaves out what is NULL: the sketch of a row that a worker of an older version wrote, in_graph or not."""
+    return sql.SQL(f"{row}in_graph" + (f" AND {row}sketch IS NOT NULL" if generation.graph_of_sketches else ""))
+
+
+def outside(generation: Generation, row: LiteralString = "") -> sql.SQL:
+    """The condition for the rows that wait outside of the graph: all those that are not ``inside``."""
+    waits: LiteralString = f"NOT {row}in_graph"
+    return sql.SQL(f"({waits} OR {row}sketch IS NULL)" if generation.graph_of_sketches else waits)
+
+
+def valid(generation: Generation) -> sql.SQL:
+    """The condition for an HNSW index (pg_index i) that this version can use: a finished one, over the column of the
+    graph. An older version makes one over an expression instead where this one has sketches."""
+    return sql.SQL(f"(i.indisvalid AND i.indkey[0] {'<>' if _of_column(generation) else '='} 0)")
 
 
 def _operators(generation: Generation) -> LiteralString:
@@ -59,11 +87,13 @@ def _operators(generation: Generation) -> LiteralString:
 async def graphs(connection: Connection, generation: Generation) -> dict[str, Graph]:
     """The HNSW indexes of the chunk table, by name, including those that are being built."""
     cursor = await connection.execute(
-        "SELECT c.relname, i.indisvalid, i.indpred IS NOT NULL FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
-        " JOIN pg_am a ON a.oid = c.relam WHERE i.indrelid = to_regclass(%s) AND a.amname = 'hnsw'",
+        sql.SQL(
+            "SELECT c.relname, {valid}, i.indpred IS NOT NULL FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+            " JOIN pg_am a ON a.oid = c.relam WHERE i.indrelid = to_regclass(%s) AND a.amname = 'hnsw'"
+        ).format(valid=valid(generation)),
         [f'"{generation.chunk_table}"'],
     )
-    return {name: Graph(name, valid, partial) for name, valid, partial in await cursor.fetchall()}
+    return {name: Graph(name, is_valid, partial) for name, is_valid, partial in await cursor.fetchall()}
 
 
 async def has_waiting_index(connection: Connection, generation: Generation) -> bool:
@@ -78,14 +108,14 @@ async def has_waiting_index(connection: Connection, generation: Generation) -> b
 
 async def waiting(connection: Connection, generation: Generation, *, most: int) -> int:
     """Rows outside of the graph, counted no further than ``most``."""
-    return await _count(connection, generation, sql.SQL("WHERE NOT in_graph"), most)
+    return await _count(connection, generation, sql.SQL("WHERE {}").format(outside(generation)), most)
 
 
 async def rows(connection: Connection, generation: Generation, *, most: int) -> int:
     return await _count(connection, generation, sql.SQL(""), most)
 
 
-async def _count(connection: Connection, generation: Generation, condition: sql.SQL, most: int) -> int:
+async def _count(connection: Connection, generation: Generation, condition: sql.Composable, most: int) -> int:
     # Ordered, so that the index is read: by the statistics of a moment ago it may be half of the table.
     cursor = await connection.execute(
         sql.SQL("SELECT count(*) FROM (SELECT id FROM {} {} ORDER BY id LIMIT %s) counted").format(
@@ -147,14 +177,24 @@ async def estimated_rows(connection: Connection, generation: Generation) -> int:
 async def move(connection: Connection, generation: Generation, *, limit: int) -> int:
     """Add up to ``limit`` waiting rows to the graph; returns how many were added. Rows that a sink has locked are
     skipped, so this waits for no lock; a sink that writes one of the added rows waits for the end of the
-    transaction."""
+    transaction.
+
+    Where the graph holds sketches, a row without one gets it."""
     cursor = await connection.execute(
         sql.SQL(
             "UPDATE {table} SET in_graph = true WHERE id = ANY(ARRAY("
-            " SELECT id FROM {table} WHERE NOT in_graph ORDER BY id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED))"
-        ).format(table=sql.Identifier(generation.chunk_table)),
+            " SELECT id FROM {table} WHERE {outside} ORDER BY id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED)) {lacking}"
+        ).format(
+            table=sql.Identifier(generation.chunk_table),
+            outside=outside(generation),
+            lacking=sql.SQL("RETURNING CASE WHEN sketch IS NULL THEN id END" if generation.graph_of_sketches else ""),
+        ),
         [limit],
     )
+    if generation.graph_of_sketches and (lacking := [id_ for (id_,) in await cursor.fetchall() if id_ is not None]):
+        from pipeline.stores.vectors import add_sketches  # here: not every process needs numpy
+
+        await add_sketches(connection, generation, lacking)
     return cursor.rowcount
 
 
@@ -198,10 +238,10 @@ async def create_graph(
     await _create(
         connection,
         f"{table}_waiting",
-        sql.SQL("{} (id) WHERE NOT in_graph").format(sql.Identifier(table)),
+        sql.SQL("{} (id) WHERE {}").format(sql.Identifier(table), outside(generation)),
         concurrently=concurrently,
     )
-    parameters = build_parameters(generation.dimensions, generation.quantisation)
+    parameters = build_parameters(generation.dimensions, generation.quantisation, sketched=generation.sketched)
     await _create(
         connection,
         name,
@@ -209,7 +249,7 @@ async def create_graph(
             f"{{}} USING hnsw ({{}} {_operators(generation)}) WITH (m = {{}}, ef_construction = {{}}) WHERE in_graph"
         ).format(
             sql.Identifier(table),
-            held(generation, sql.SQL("embedding")),
+            _held(generation, sql.SQL(column(generation))),
             sql.Literal(parameters.neighbours),
             sql.Literal(parameters.candidates),
         ),

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+from pgvector import Vector
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection, DataError, sql
 from psycopg.abc import RV, Buffer, PQGen
@@ -485,10 +486,26 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
     )
     await connection.execute("SELECT divide_as_documents(to_regclass(%s))", [f'"{generation.chunk_table}"'])
     await connection.execute("SELECT prepare_probes(%s, %s)", [generation.name, generation.dimensions])
+    if generation.graph_of_sketches:
+        await _record_rotation(connection, generation)
     await connection.execute(  # "is this very text embedded already?" (eight bytes a row)
         sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (hashtextextended(text, 0))").format(
             name=sql.Identifier(f"{generation.chunk_table}_text"), table=table
         )
+    )
+
+
+async def _record_rotation(connection: Connection, generation: Generation) -> None:
+    """Record what ``readers.nearest`` needs to make sketches (migration 0114).
+    Repeats are harmless."""
+    from pipeline.core.sketch import rotation  # here: most processes need no numpy
+
+    bits = generation.sketch_bits
+    signs, orders, mixers = rotation(bits)
+    await connection.execute(
+        "INSERT INTO sketch_rotations (bits, signs, orders, mixers)"
+        " VALUES (%s, %s::real[], %s::integer[], %s::vector[]) ON CONFLICT DO NOTHING",
+        [bits, signs.ravel().tolist(), (orders + 1).ravel().tolist(), [Vector(row) for row in mixers]],
     )
 
 

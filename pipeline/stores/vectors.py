@@ -164,6 +164,19 @@ async def copy(
         )
 
 
+async def add_sketches(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
+    """Give these rows sketches: a worker of an older version writes rows without."""
+    if not (stored := await of_ids(connection, generation, ids)):
+        return
+    await connection.execute(
+        sql.SQL(
+            "UPDATE {} c SET sketch = made.sketch FROM unnest(%b::uuid[], %b::varbit[]) AS made (id, sketch)"
+            " WHERE c.id = made.id"
+        ).format(sql.Identifier(generation.chunk_table)),
+        [list(stored), sketches_of(generation, np.stack(list(stored.values())))],
+    )
+
+
 async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
     if ids:
         with trace_statement("DELETE", generation.chunk_table, len(ids)):

@@ -35,7 +35,7 @@ from pipeline.core.model import Generation
 from pipeline.core.sketch import DEVIATIONS
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
-from pipeline.stores.graph import RESCORED, distance, own_name
+from pipeline.stores.graph import RESCORED, column, distance, inside, outside, own_name, valid
 from pipeline.stores.postgres import Connection
 from pipeline.stores.vectors import sketches_of, value
 from query.access.callers import Caller, Readable
@@ -63,9 +63,10 @@ FEWEST_COMPARED, MOST_COMPARED = 64, 10_000
 with a margin for the error of sketches; at most so many (33 ms), where a model's vectors are all alike."""
 
 OVERFETCH = 2
-"""A walk through signs fetches this many times the limit, times ``RESCORED``. A walk through halfvecs fetches the limit
-in tables of up to EF_SEARCH_ROWS rows (docs/adr/0113), and up to this many times the limit in larger ones. The length
-of such a walk also decides up to how many rows are read exactly instead of it."""
+"""A walk through bits fetches this many times the limit, times ``RESCORED``, and through sketches in a larger table as
+many times more as its candidate list grows. A walk through halfvecs fetches the limit in tables of up to EF_SEARCH_ROWS
+rows (docs/adr/0113), and up to this many times the limit in larger ones. The length of such a walk also decides up to
+how many rows are read exactly instead of it."""
 
 
 EF_SEARCH, EF_SEARCH_ROWS, MOST_EF_SEARCH = 300, 100_000, 1_000
@@ -153,10 +154,12 @@ async def _size(connection: Connection, generation: Generation) -> tuple[Scan | 
     """The kind of graph, if there is a valid one, and the planner's estimates of the rows of the chunk table and of the
     rows per document."""
     cursor = await connection.execute(
-        "SELECT (SELECT bool_or(i.indpred IS NOT NULL) FROM pg_index i JOIN pg_class g ON g.oid = i.indexrelid"
-        "  JOIN pg_am a ON a.oid = g.relam WHERE i.indrelid = c.oid AND a.amname = 'hnsw' AND i.indisvalid),"
-        " greatest(c.reltuples, 0)::bigint, greatest(d.reltuples, 1)::bigint FROM pg_class c, pg_class d"
-        " WHERE c.oid = to_regclass(%s) AND d.oid = to_regclass('documents')",
+        sql.SQL(
+            "SELECT (SELECT bool_or(i.indpred IS NOT NULL) FROM pg_index i JOIN pg_class g ON g.oid = i.indexrelid"
+            "  JOIN pg_am a ON a.oid = g.relam WHERE i.indrelid = c.oid AND a.amname = 'hnsw' AND {valid}),"
+            " greatest(c.reltuples, 0)::bigint, greatest(d.reltuples, 1)::bigint FROM pg_class c, pg_class d"
+            " WHERE c.oid = to_regclass(%s) AND d.oid = to_regclass('documents')"
+        ).format(valid=valid(generation)),
         [generation.chunk_table],
     )
     partial, rows, documents = await cursor.fetchone() or (None, 0, 1)
@@ -279,16 +282,18 @@ async def configure(
     )
     [*_, grown] = await cursor.fetchone() or (1.0,)
     if generation.quantisation != "halfvec":
-        return OVERFETCH * RESCORED[generation.quantisation] * limit
+        return round(
+            OVERFETCH * RESCORED[generation.quantisation] * limit * (float(grown) if generation.sketched else 1)
+        )
     return round(limit * min(OVERFETCH, float(grown)))
 
 
 _WALK = """
         SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
-        WHERE {inside} c.access_id = ANY(%(ids)s::bigint[]) {ledger}
+        WHERE {inside} AND c.access_id = ANY(%(ids)s::bigint[]) {ledger}
         ORDER BY {order} LIMIT %(walked)s
 """
-_WAITING = "{chunks} c WHERE NOT c.in_graph AND c.access_id = ANY(%(ids)s::bigint[]) {ledger}"
+_WAITING = "{chunks} c WHERE {outside} AND c.access_id = ANY(%(ids)s::bigint[]) {ledger}"
 _OUTSIDE = """
         SELECT * FROM (
             SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {waiting} OFFSET 0
@@ -364,15 +369,22 @@ def build(
             statement = sql.SQL(_SKETCHED).format(seen=sql.SQL(_SEEN).format(rows=readable), compared=compared)
     else:
         ledger = sql.SQL(_IN_LEDGER).format(**parts) if query.filters or query.verified else sql.SQL("")
-        inside = sql.SQL("c.in_graph AND" if scan == "graph" else "")
-        order = distance(generation, sql.SQL("c.embedding"), sql.SQL("%(vector)s"))
-        walk = sql.SQL(_WALK).format(chunks=chunks, ledger=ledger, inside=inside, order=order)
-        waiting = sql.SQL(_WAITING).format(chunks=chunks, ledger=ledger)
+        walk = sql.SQL(_WALK).format(
+            chunks=chunks,
+            ledger=ledger,
+            inside=inside(generation, "c.") if scan == "graph" else sql.SQL("true"),
+            order=distance(
+                generation,
+                sql.SQL(f"c.{column(generation)}"),
+                sql.SQL("%(sketch)s" if generation.graph_of_sketches else "%(vector)s"),
+            ),
+        )
+        waiting = sql.SQL(_WAITING).format(chunks=chunks, outside=outside(generation, "c."), ledger=ledger)
         if generation.sketched:
-            seen, outside = sql.SQL(_SEEN).format(rows=waiting), compared
+            seen, waiting = sql.SQL(_SEEN).format(rows=waiting), compared
         else:
-            seen, outside = sql.Composed([]), sql.SQL(_OUTSIDE).format(waiting=waiting)
-        statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, seen=seen, outside=outside)
+            seen, waiting = sql.Composed([]), sql.SQL(_OUTSIDE).format(waiting=waiting)
+        statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, seen=seen, outside=waiting)
     [sketch] = sketches_of(generation, np.asarray(vector)[np.newaxis]) if generation.sketched else [None]
     return statement, {
         **values(query.filters),

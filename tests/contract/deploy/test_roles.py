@@ -98,9 +98,10 @@ OWNERS_ALONE = {
     "metadata_keys",
     "membership_floors",
     "person_floors",
+    "sketch_rotations",
 }
-"""Tables that only the owner may write: versions, generations and their builds, accepted servers, producers, and the
-tenants of readers. Usage of budgets is written by functions alone."""
+"""Tables that only the owner may write: versions, generations, their builds and rotations, accepted servers, producers,
+and the tenants of readers. Usage of budgets is written by functions alone."""
 
 
 @dataclass

@@ -1,8 +1,10 @@
-"""A graph that holds only the signs of vectors: whatever searches a graph uses it, and compares whole vectors."""
+"""A graph that holds one bit for each dimension, of sketches or (of a table that has none) of the vectors as they are:
+whatever searches a graph uses it, and compares whole vectors."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ from deploy.local.stack import Stack
 from pipeline.analysis import conflicts
 from pipeline.audit.sample import sample
 from pipeline.core.identity import document_id
+from pipeline.core.sketch import sketches
 from pipeline.embedding.port import Vectors
+from pipeline.generations import calibration
+from pipeline.ledger import generations
 from pipeline.stores import graph
 from pipeline.stores.postgres import Connection
+from pipeline.stores.vectors import add_sketches
 from query.access.callers import readable
-from query.retrieval.vectors import NeighbourQuery, Tuning, nearest
+from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, nearest
 from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = pytest.mark.stack
@@ -32,7 +38,7 @@ MORE_ROWS = """
         md5(c.id || n::text)::uuid, c.document_id, c.access_id, c.text || ' ' || n,
         c.embedding + (
             SELECT array_agg(0.05 * random() + 0 * k * n * ascii(c.text)) FROM generate_series(1, 64) k)::halfvec
-    FROM chunks_g1 c, generate_series(1, 7) n
+    FROM chunks_g1 c, generate_series(1, 7) n RETURNING id
 """
 """So many rows that nobody reads all of them."""
 
@@ -48,16 +54,31 @@ class Topics(WordEmbedder):
         return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
 
 
-@pytest.fixture
-async def library(stack: Stack) -> AsyncIterator[Library]:
+@pytest.fixture(params=["sketches", "signs"])
+async def library(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Library]:
     async with Library.create(stack, Topics(), quantisation="binary") as library:
+        if request.param == "signs":
+            library = await of_an_older_version(library)
         texts = [f"{topic} {number}" for topic in range(TOPICS) for number in range(PER_TOPIC)]
         await library.put(*(document(text, text) for text in texts))
         async with library.pool.connection() as connection:
             await graph.move(connection, library.generation, limit=len(texts))
-        await library.execute(MORE_ROWS)
+        ids = await library.execute(MORE_ROWS)
+        if request.param == "sketches":
+            async with library.pool.connection() as connection:
+                await add_sketches(connection, library.generation, [id_ for (id_,) in ids])
         await library.execute("ANALYZE")
         yield library
+
+
+async def of_an_older_version(library: Library) -> Library:
+    """The library with the table and the graph that an older version has made."""
+    await library.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")  # and both indexes of the graph
+    await library.execute("UPDATE generations SET sketched = false")
+    async with library.pool.connection() as connection:
+        older = replace(library, generation=await generations.active(connection))
+        await graph.create_graph(connection, older.generation)
+    return older
 
 
 async def walks(connection: Connection) -> int:
@@ -67,9 +88,14 @@ async def walks(connection: Connection) -> int:
     return int(count)
 
 
-async def test_a_graph_of_signs_finds_what_an_exact_scan_finds(library: Library) -> None:
-    [(definition,)] = await library.execute("SELECT indexdef FROM pg_indexes WHERE indexname = 'chunks_g1_hnsw'")
-    assert "bit_hamming_ops" in definition
+async def definition(library: Library) -> str:
+    [(text,)] = await library.execute("SELECT indexdef FROM pg_indexes WHERE indexname = 'chunks_g1_hnsw'")
+    return str(text)
+
+
+async def test_a_graph_of_bits_finds_what_an_exact_scan_finds(library: Library) -> None:
+    kind = "(sketch bit_hamming_ops)" if library.generation.sketched else "binary_quantize(embedding)"
+    assert kind in await definition(library)
     caller = await library.caller("acme", "staff")
     async with library.pool.connection() as connection:
         query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
@@ -96,7 +122,7 @@ async def test_a_graph_of_signs_finds_what_an_exact_scan_finds(library: Library)
     assert equal >= 0.97 * 10 * TOPICS
 
 
-async def test_readers_contradictions_and_the_audit_search_a_graph_of_signs(library: Library) -> None:
+async def test_readers_contradictions_calibration_and_the_audit_search_a_graph_of_bits(library: Library) -> None:
     generation, vector = library.generation, HalfVector(Topics()._vector("3 4"))
     async with library.pool.connection() as connection:
         before = await walks(connection)
@@ -116,5 +142,99 @@ async def test_readers_contradictions_and_the_audit_search_a_graph_of_signs(libr
         before = await walks(connection)
         await conflicts.nearest(connection, generation, "acme", [row])
         assert await walks(connection) == before + 1
+
+        before = await walks(connection)
+        near = calibration._Nearest(connection, generation, None, share=1.0)
+        [(text, cosine)] = await near(calibration._Question("", Topics()._vector("3 4")), 1)
+        assert (text, round(cosine, 3)) == ("3 4", 1.0)
+        assert await walks(connection) == before + 1
     sampled = await sample(library.pool, generation, 20)
     assert (sampled.problem, sampled.unreachable) == (None, ())
+
+
+SEARCHED = "3 4"
+
+
+async def texts_of(library: Library, scan: Scan) -> list[str]:
+    """The texts that are nearest to SEARCHED, as the service finds them."""
+    caller = await library.caller("acme", "staff")
+    async with library.pool.connection() as connection:
+        query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
+        rows, used = await nearest(
+            connection, query, Topics()._vector(SEARCHED), scan, limit=10, timeout_seconds=30, tuning=Tuning()
+        )
+    assert used == scan
+    return [row.text for row in rows]
+
+
+async def read(library: Library) -> str:
+    """The nearest text, as readers of other teams find it."""
+    [(text,)] = await library.execute(
+        "SELECT c.text FROM readers.nearest(%s, 'acme', ARRAY['wiki/staff'], 10) n JOIN chunks_g1 c USING (id)"
+        " ORDER BY n.distance LIMIT 1",
+        HalfVector(Topics()._vector(SEARCHED)),
+    )
+    return str(text)
+
+
+@pytest.mark.parametrize("library", ["sketches"], indirect=True)
+@pytest.mark.parametrize("in_graph", [True, False])
+async def test_a_row_that_an_older_version_wrote_is_returned_and_enters_the_graph(
+    library: Library, in_graph: bool
+) -> None:
+    """Such a row has no sketch, and a graph leaves it out, although the older version says that it is inside."""
+    generation = library.generation
+    before = await library.execute("SELECT id, sketch::text FROM chunks_g1 ORDER BY id")
+    near = await texts_of(library, "exact")
+    await library.execute("UPDATE chunks_g1 SET sketch = NULL, in_graph = %s WHERE text LIKE '3 %%'", in_graph)
+    assert await texts_of(library, "graph") == near
+    assert await read(library) == SEARCHED
+    async with library.pool.connection() as connection:
+        assert await graph.waiting(connection, generation, most=1_000) == 8 * PER_TOPIC
+        assert (await sample(library.pool, generation, 20)).unreachable == ()
+        assert await graph.move(connection, generation, limit=100) == 100
+        assert await graph.move(connection, generation, limit=100) == 8 * PER_TOPIC - 100
+        assert await graph.waiting(connection, generation, most=1_000) == 0
+    assert await library.execute("SELECT id, sketch::text FROM chunks_g1 ORDER BY id") == before
+    assert len({*await texts_of(library, "graph")} & {*near}) >= 8
+    assert await read(library) == SEARCHED
+
+
+@pytest.mark.parametrize("library", ["sketches"], indirect=True)
+async def test_a_graph_that_an_older_version_built_is_not_used_and_built_anew(library: Library) -> None:
+    """It leaves the sketches alone, and no search of this version can use it."""
+    generation, near = library.generation, await texts_of(library, "exact")
+    await library.execute("DROP INDEX chunks_g1_hnsw")
+    async with library.pool.connection() as connection:
+        await graph.create_graph(connection, replace(generation, sketched=False))
+    assert "binary_quantize" in await definition(library)
+    async with library.pool.connection() as connection:
+        own = (await graph.graphs(connection, generation))["chunks_g1_hnsw"]
+        assert not own.valid
+        caller = await library.caller("acme", "staff")
+        query = NeighbourQuery(generation, caller, await readable(connection, caller))
+        assert await choose_scan(connection, query, limit=10, tuning=Tuning(always_exact_rows=1)) == "sketched"
+        assert (
+            await choose_scan(connection, query, limit=10, tuning=Tuning(always_exact_rows=1, most_exact_rows=1))
+            == "words"
+        )
+    assert await read(library) == SEARCHED
+    await library.execute("DROP INDEX chunks_g1_hnsw")
+    async with library.pool.connection() as connection:
+        await graph.create_graph(connection, generation)
+        assert (await graph.graphs(connection, generation))["chunks_g1_hnsw"].valid
+    assert len({*await texts_of(library, "graph")} & {*near}) >= 8
+
+
+@pytest.mark.parametrize("dimensions", [100, 384, 1_536])
+async def test_readers_make_the_sketches_that_workers_make(stack: Stack, dimensions: int) -> None:
+    of = Topics()
+    of.dimensions = dimensions
+    async with Library.create(stack, of, quantisation="binary") as library:
+        bits = library.generation.sketch_bits
+        vectors = np.random.default_rng(3).standard_normal((20, dimensions)).astype(np.float32)
+        made = [
+            await library.execute("SELECT sketch_of(%s::real[], %s)::text", vector.tolist(), bits) for vector in vectors
+        ]
+        assert [[*text] for [(text,)] in made] == [["01"[int(bit)] for bit in row] for row in sketches(vectors, bits)]
+        assert await library.execute("SELECT sketch_of('{1}', 640) IS NULL") == [(True,)], "nobody wrote that rotation"

@@ -6,14 +6,17 @@ import pytest
 
 from pipeline.core.graph import (
     BUILT_AT_LATEST_SECONDS,
+    CAREFUL_PARAMETERS,
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
     GROWN_AT_LATEST_SECONDS,
     QUIET_SECONDS,
     READ_WHOLE_ROWS,
     SKETCHED_QUIET_SECONDS,
+    USUAL_PARAMETERS,
     Graph,
     Table,
+    build_parameters,
     next_step,
 )
 
@@ -136,3 +139,10 @@ def test_a_graph_of_an_older_version_is_replaced_step_by_step() -> None:
 def test_no_rows_move_into_an_invalid_graph() -> None:
     assert next_step(table(BROKEN, waiting=5, builds=False)) == ("rest", None)
     assert next_step(table(OLD, NEXT, waiting=5, builds=False)) == ("rest", None)
+
+
+def test_graphs_of_long_vectors_and_of_their_sketches_are_built_with_care() -> None:
+    assert build_parameters(1_536, "halfvec") == build_parameters(1_536, "binary") == CAREFUL_PARAMETERS
+    assert build_parameters(1_536, "halfvec", sketched=False) == CAREFUL_PARAMETERS
+    assert build_parameters(384, "halfvec") == build_parameters(384, "binary") == USUAL_PARAMETERS
+    assert build_parameters(1_536, "binary", sketched=False) == USUAL_PARAMETERS, "as an older version built it"
