@@ -40,7 +40,7 @@ from pipeline.runtime.settings import (
 )
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.graph import create_graph
-from pipeline.stores.postgres import open_pool
+from pipeline.stores.postgres import open_pool, permit_long
 from pipeline.stores.vectors import Row, insert
 from query.evaluation.place import assembled
 from tests.support.query.library import Library, document
@@ -102,7 +102,8 @@ async def fill(
     lap("keywords")
     if library.generation.vectors == "pgvector":
         async with library.pool.connection() as connection:
-            await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
+            await permit_long(connection)
+            await connection.execute("SET maintenance_work_mem = '512MB'")
             await create_graph(connection, library.generation)
     lap("graph")
     for statement in ("ANALYZE", f"VACUUM {library.generation.chunk_table}"):

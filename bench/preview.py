@@ -45,6 +45,7 @@ from pipeline.ledger.entry import cut
 from pipeline.runtime.settings import EmbeddingSettings, dist, home
 from pipeline.stages.manifests import build_manifest
 from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import permit_long
 from query.embedding.embedders import QueryEmbedder
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden, Judged
@@ -149,6 +150,7 @@ async def fill(library: Library, pages: Sequence[Page], chunks: int) -> int:
     """Fill the ledger and both stores. Returns the number of chunks."""
     generation, made = library.generation, 0
     async with library.pool.connection() as connection:
+        await permit_long(connection)
         await connection.execute("SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
         await connection.execute("SET maintenance_work_mem = '1GB'; SET session_replication_role = replica")
         await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())

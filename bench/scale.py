@@ -52,7 +52,7 @@ from pipeline.ledger.entry import content_fields
 from pipeline.runtime.settings import AuditSettings, home
 from pipeline.stages.announce import Announcer
 from pipeline.stages.hints import Sweeper
-from pipeline.stores.postgres import Connection
+from pipeline.stores.postgres import Connection, permit_long
 from query.evaluation.place import NoKafka
 from tests.support.query.library import Library, WordEmbedder
 
@@ -139,6 +139,7 @@ _LEDGER = f"""
 
 async def fill_ledger(connection: Connection, generation: Generation, documents: int) -> None:
     """Fill the ledger and the vectors with settled documents."""
+    await permit_long(connection)
     await connection.execute("SET statement_timeout = 0")
     # No graph: searches with narrow access do not use it, and each row would take a millisecond more.
     await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())

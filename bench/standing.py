@@ -30,6 +30,7 @@ from cli.stack import local_stack
 from pipeline.core.model import ChunkParams
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.runtime.settings import ElasticsearchSettings, PostgresSettings, load
+from pipeline.stores.postgres import permit_long
 from query.evaluation.place import Place, empty
 from query.standing import task
 from query.standing.probe import make
@@ -97,6 +98,7 @@ async def _plant(place: Place, questions: int, documents: int, dimensions: int) 
         return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
     async with place.pool.connection() as connection:
+        await permit_long(connection)
         await connection.execute("SET statement_timeout = 0")
         await connection.execute("SET idle_in_transaction_session_timeout = 0")
         await connection.execute("SET maintenance_work_mem = '1GB'")
