@@ -105,14 +105,16 @@ async def insert_rows_again(connection: Connection, generation: Generation, ids:
     """Delete rows and insert the same ones, so that they enter the vector index; nothing is embedded. (An UPDATE that
     changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows."""
     table = sql.Identifier(generation.chunk_table)
-    columns = sql.SQL("id, document_id, access_id, created_at, text, embedding")
+    names = ["id", "document_id", "access_id", "created_at", "text", "embedding", *["sketch"] * generation.sketched]
+    columns = sql.SQL(", ").join(map(sql.Identifier, names))
     cursor = await connection.execute(
         sql.SQL("DELETE FROM {} WHERE id = ANY(%s) RETURNING {}").format(table, columns), [list(ids)]
     )
     rows = await cursor.fetchall()
     if rows:
+        places = sql.SQL(", ").join(sql.Placeholder() * len(names))
         await connection.cursor().executemany(
-            sql.SQL("INSERT INTO {} ({}) VALUES (%s, %s, %s, %s, %s, %s)").format(table, columns), rows
+            sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(table, columns, places), rows
         )
     return len(rows)
 

@@ -65,17 +65,13 @@ async def test_rows_unreachable_in_the_vector_graph_are_reported_and_repaired_wi
     run, findings = await audited.audit(sampled=400)
     assert findings == lost, "every row is there, has the right text and access: only the search does not find it"
     before = len(audited.embedder.texts)
-    rows = await audited.library.execute(
-        f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
-    )
+    rows = await audited.library.execute(f"SELECT * FROM {audited.table} ORDER BY id")
     await audited.repair(run)
     assert await audited.differences(run, left=True) == set()
     assert (await audited.audit(sampled=400))[1] == set()
     assert len(audited.embedder.texts) == before
-    again = await audited.library.execute(
-        f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
-    )
-    assert again == rows
+    again = await audited.library.execute(f"SELECT * FROM {audited.table} ORDER BY id")
+    assert again == rows, "every column, with the sketch of a row"
 
 
 async def test_rows_with_equal_vectors_are_all_reachable(audited: Audited) -> None:
