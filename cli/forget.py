@@ -235,6 +235,7 @@ class Work:
     async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
         """Erase a document that nobody is about to publish again."""
         chunks = await self._judged(tenant, [id_])
+        await self._erase_feedback(tenant, chunks=chunks.get(id_, ()))
         stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
         await self._until(
             "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"  # noqa: S608 — constants of this module
@@ -278,7 +279,9 @@ class Work:
             page=PAGE,
         ):
             last = page[-1][0]
-            chunks |= await self._judged(tenant, [id_ for (id_,) in page])
+            judged = await self._judged(tenant, [id_ for (id_,) in page])
+            await self._erase_feedback(tenant, chunks=[chunk for ids in judged.values() for chunk in ids])
+            chunks |= judged
         await withdrawn.whole()
         [(sent,)] = await self._all("SELECT clock_timestamp()")
         await self._until(
@@ -547,11 +550,13 @@ class Work:
         return [answer for (answer,) in rows]
 
     async def _erase_answers(self, tenant: str, answers: Sequence[UUID]) -> None:
-        """Erase these answers in the review queue, and the pairs of all conversations that were recorded with them."""
+        """Erase these answers in the review queue, feedback on them, and the pairs of all conversations that were
+        recorded with them."""
         from pipeline.conversations.record import Conversations
         from pipeline.embedding.tokens import byte_pairs
         from pipeline.observability.metrics import Metrics
 
+        await self._erase_feedback(tenant, answers=answers)
         count = byte_pairs().count
         conversations = Conversations(
             self.pool, None, lambda texts: count(texts), Metrics(), self.settings.conversations
@@ -564,6 +569,15 @@ class Work:
             answers=list(answers),
         ):
             self.erased["postgres answer_reviews"] += len(reviews)
+
+    async def _erase_feedback(
+        self, tenant: str, *, chunks: Collection[UUID] = (), answers: Collection[UUID] = ()
+    ) -> None:
+        """Erase feedback on passages or answers of documents, before anything says no longer whose they were: a run
+        that ends in between could not be finished by the next one."""
+        if chunks or answers:
+            scope = _scope(tenant, chunks=list(chunks), answers=list(answers))
+            await self._erase("document", scope, only=("answer_feedback",))
 
     async def _erase(self, subject: Subject, scope: Scope, only: Collection[str] | None = None) -> None:
         from pipeline.ledger.personal import erase

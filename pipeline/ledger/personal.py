@@ -473,9 +473,9 @@ PLACES: tuple[Place, ...] = (
         personal="principal question request sentences probe words names anchors",
         free="tenant id model generation stored_at asked_at probe_generation is_full words_floor",
         erase={
-            "document": "UPDATE standing_questions q SET sentences = '[]' WHERE q.tenant = %(tenant)s AND EXISTS ("
-            "SELECT FROM standing_passages p WHERE p.tenant = q.tenant AND p.question_id = q.id"
-            " AND p.document_id = ANY(%(ids)s::uuid[]))",
+            "document": "UPDATE standing_questions q SET sentences = '[]' WHERE q.tenant = %(tenant)s"
+            " AND sentences <> '[]' AND EXISTS (SELECT FROM standing_passages p WHERE p.tenant = q.tenant"
+            " AND p.question_id = q.id AND p.document_id = ANY(%(ids)s::uuid[]))",
             "tenant": f"DELETE FROM standing_questions {_OF_TENANT}",
             "person": "DELETE FROM standing_questions WHERE tenant = %(tenant)s AND principal = %(person)s",
         },

@@ -449,6 +449,51 @@ async def test_a_person_is_forgotten_completely_by_a_run_after_one_that_ended_in
     assert await in_elasticsearch(space) == 0
 
 
+@pytest.mark.slow
+async def test_feedback_on_a_document_is_forgotten_by_a_run_after_one_that_ended_in_the_middle(working: Space) -> None:
+    """Once the deletion was accepted, nobody knew any more on whose passages it was; and once the answers made from the
+    document were erased, on whose answers."""
+    space = working
+    jane = written(f"{NAME}.md", f"About {NAME}.")
+    await space.publish(jane)
+    await space.settled([jane])
+    [(id_, chunk)] = await space.query("SELECT document_id, chunk_ids[1] FROM manifests")
+    answer = uuid4()
+    await space.execute(
+        "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
+        " chunks) VALUES (%s, 'acme', %s, 'm', 'm', 0, 0, '{}', %s, '{}')",
+        answer,
+        f"Where is {NAME}?",
+        [id_],
+    )
+    for subject, about in (("answer_id", answer), ("chunk_id", chunk)):
+        await space.execute(
+            f"INSERT INTO answer_feedback (tenant, giver, subject, {subject}, query, verdict)"
+            " VALUES ('acme', 'x', %s, %s, %s, 'up')",
+            subject.encode(),
+            about,
+            NAME,
+        )
+    space.stop("keywords")
+    forget = ("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    with pytest.raises(AssertionError, match="the document's deletion: not complete"):
+        await space.penstock(*forget, "--wait", "2")
+    space.start("keywords")
+    await space.until("SELECT count(*) = 0 FROM index_state WHERE seq < want_seq")
+    await space.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no space left'; END $$"
+    )
+    await space.execute("CREATE TRIGGER fails BEFORE DELETE ON uploads EXECUTE FUNCTION fail()")
+    with pytest.raises(AssertionError, match="erasure"):
+        await space.penstock(*forget)
+    assert "answer_reviews" not in await in_postgres(space)
+    await space.execute("DROP TRIGGER fails ON uploads")
+    code, output = await space.penstock(*forget)
+    assert (code, output["erased"]["postgres documents"], await in_postgres(space)) == (0, 1, set())
+    code, output = await space.penstock(*forget)
+    assert (code, output["already_erased"], output["erased"]) == (0, True, {})
+
+
 async def test_a_forgotten_persons_name_is_removed_from_metadata_and_other_values_stay(operator: Space) -> None:
     """As an assignee or a participant it stayed in both stores, and filters found it."""
     space = operator
