@@ -27,6 +27,9 @@ class PenstockError(Exception):
 class Retryable(PenstockError):
     """A later attempt may succeed (after a refused connection, a 429, a 5xx). Never becomes a dead letter."""
 
+    alone = False
+    """True if the service is known to answer others meanwhile."""
+
     def __init__(self, message: str, *, retry_after: float | None = None, service: Service | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.embedding.http import Endpoint
-from pipeline.embedding.pace import Pace, Place
+from pipeline.embedding.pace import Alone, Pace, Place
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.responses import Answer, Rejected, failure, outcome, read
 from pipeline.embedding.tokens import Tokens
@@ -177,7 +177,8 @@ class OpenAIEmbedder:
             raise worst
 
     async def _batch(self, call: _Call, indexes: list[int]) -> None:
-        """Embed these, halving what the server rejects down to the texts that are at fault."""
+        """Embed these, halving what the server rejects, or fails at while it answers others, down to the texts that are
+        at fault."""
         try:
             answer = await self._ask([call.texts[index] for index in indexes], call.deadline)
         except Rejected as rejected:
@@ -185,6 +186,12 @@ class OpenAIEmbedder:
             if len(indexes) == 1:
                 call.refused[indexes[0]] = f"{REJECTED} ({rejected.status} {rejected.label})"
                 return
+            middle = len(indexes) // 2
+            await self._all(call, [indexes[:middle], indexes[middle:]])
+            return
+        except Alone:
+            if len(indexes) == 1:
+                raise
             middle = len(indexes) // 2
             await self._all(call, [indexes[:middle], indexes[middle:]])
             return
@@ -225,7 +232,9 @@ class OpenAIEmbedder:
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
         size, inputs = sum(map(len, texts)), len(texts)
         body = to_json({"input": texts, **self._parameters})  # before there is a place: a megabyte takes a millisecond
-        return await self._pace.run(lambda place: self._measured(body, inputs, place), size=size, deadline=deadline)
+        return await self._pace.run(
+            lambda place: self._measured(body, inputs, place), size=size, deadline=deadline, of=hash(body)
+        )
 
     async def _measured(self, body: bytes, inputs: int, place: Place) -> Answer:
         began = time.perf_counter()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from math import inf
 from typing import TypeVar
 
@@ -17,11 +17,28 @@ CAP_SECONDS = 8.0
 LEAST_SECONDS = 0.01
 """The most that is added to the first wait that a server asks for; twice that to the next, and so on."""
 
+ALONE_AFTER_TRIES, ALONE_AFTER_ANSWERS = 3, 3
+"""A request that has failed so often, while so many others were answered, is not tried until its deadline: the server
+is there, and the other documents in it wait no longer than they must."""
+MAX_SUSPECTS = 1_000
+SUSPECT_BASE_SECONDS, SUSPECT_CAP_SECONDS = 0.25, 20.0
+"""The least wait after a failure of a request that fails alone, doubled each time up to the cap."""
+
 T = TypeVar("T")
 
 
 class Throttled(Deferred):
     """The server asks the whole client, not one request, to slow down: more came than it allows."""
+
+
+class Alone(Retryable):
+    """A request failed again and again while others were answered."""
+
+    alone = True
+
+
+class ThrottledAlone(Alone, Deferred):
+    """The same for one that was throttled: a server may refuse what is too large for its limit with a 429."""
 
 
 class Place:
@@ -49,7 +66,7 @@ class Place:
 
 class Pace:
     """Law: after the server has throttled a request, or named a time for the next one, no request of this client starts
-    earlier."""
+    earlier, except after one that keeps failing while others are answered: that one alone waits."""
 
     def __init__(self, *, parallel: int, base_seconds: float) -> None:
         self._places = asyncio.Semaphore(parallel)
@@ -57,39 +74,66 @@ class Pace:
         self._not_before = 0.0
         self._rate = Rate()
         self._running = 0
+        self._answered = 0
+        self._suspects: dict[Hashable, int] = {}
+        """Requests that fail alone → how often each has. The oldest are forgotten first."""
 
-    async def run(self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float) -> T:
+    async def run(
+        self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float, of: Hashable = None
+    ) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
-        while waiting; then raises the last Retryable, with the time that is left to wait. size: of what it carries, in
-        any unit that is the same for all requests."""
+        while waiting; then raises the last Retryable, with the time that is left to wait. Raises Alone where the
+        failures seem to be its own. size: of what it carries, in any unit that is the same for all requests. of:
+        identifies what it carries, where it may be sent again."""
         if not self._running:
             self._rate.wakes(time.monotonic())
         self._running += 1
         try:
-            return await self._until(request, size, deadline)
+            return await self._until(request, size, deadline, of)
         finally:
             self._running -= 1
             if not self._running:
                 self._rate.rests(time.monotonic())
 
-    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float) -> T:
-        attempt = 0
+    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float, of: Hashable) -> T:
+        attempt = answered_before = 0
         while True:
             async with Place(self._places) as place:
                 await self._allowed(size, deadline)
+                if attempt == 0:
+                    answered_before = self._answered
                 try:
                     result = await request(place)
                 except Retryable as error:
                     failure = error
                 else:
+                    self._answered += 1
+                    self._suspects.pop(of, None)
                     self._rate.answered(size)
                     return result
-            wait = self._pause(failure, attempt)
+            attempt += 1
+            # A request that the server does not answer at all is tried once, for longer than the deadline.
+            often = attempt >= ALONE_AFTER_TRIES or (time.monotonic() >= deadline and not isinstance(failure, Deferred))
+            if of in self._suspects or (often and self._answered - answered_before >= ALONE_AFTER_ANSWERS):
+                raise self._alone(failure, of)
+            wait = self._pause(failure, attempt - 1)
             if time.monotonic() + wait >= deadline:
                 kind = Deferred if isinstance(failure, Deferred) else Retryable
                 raise kind(str(failure), retry_after=wait, service="embedding") from failure
             await asyncio.sleep(wait)
-            attempt += 1
+
+    def _alone(self, failure: Retryable, of: Hashable) -> Alone:
+        """The error for a request that fails alone, which waits longer each time."""
+        times = self._suspects.pop(of, 0)
+        if of is not None:
+            self._suspects[of] = times + 1
+            while len(self._suspects) > MAX_SUSPECTS:
+                del self._suspects[next(iter(self._suspects))]
+        wait = max(failure.retry_after or 0.0, min(SUSPECT_CAP_SECONDS, SUSPECT_BASE_SECONDS * 2.0 ** min(times, 16)))
+        kind = ThrottledAlone if isinstance(failure, Deferred) else Alone
+        error = kind(str(failure), retry_after=wait, service="embedding")
+        error.__cause__ = failure
+        return error
 
     async def _allowed(self, size: int, deadline: float) -> None:
         """Wait for this request's turn. Raises Deferred when that comes after the deadline."""

@@ -30,7 +30,7 @@ MIN_OTHER_SUCCESSES = 3
 """It then is at fault if the service that it fails at has served this many other batches since its first failure."""
 SPLIT_EVERY_TRIES = 10
 """Without such evidence, because there are no other batches, a batch is halved each time it has failed this often: one
-half may succeed."""
+half may succeed. It is halved at once where the service is known to answer others."""
 
 Item = tuple[Incoming, object]
 Outcome = Literal["done", "again", "split"]
@@ -49,6 +49,8 @@ class Batch:
 
     refused: Sequence[Incoming] = ()
     """The records that exceed the limit on dead letters; the other records of the batch are handled."""
+    alone: bool = False
+    """True if it failed while the service is known to answer others."""
 
     @property
     def flooded(self) -> bool:
@@ -115,7 +117,7 @@ class Attempts:
             batch.refused = ()
             if self._is_at_fault(batch, error):
                 return await self._split_or_set_aside(batch, error)
-            if batch.tries % SPLIT_EVERY_TRIES == 0 and len(batch.items) > 1:
+            if len(batch.items) > 1 and (batch.alone or batch.tries % SPLIT_EVERY_TRIES == 0):
                 return "split"
             return "again"
         except Exception as error:  # noqa: BLE001  a failing record must not stop its partition
@@ -150,6 +152,7 @@ class Attempts:
     def _record_failure(self, batch: Batch, error: Retryable | Misconfigured | OSError | MemoryError) -> None:
         """Count a failed try, choose the time of the next one, and report the failure to the circuit breaker."""
         service, after = _service(error), error.retry_after if isinstance(error, Retryable) else None
+        batch.alone = isinstance(error, Retryable) and error.alone
         if batch.tries == 0:
             batch.successes_before = self._successes.copy()
         batch.tries += 1

@@ -284,8 +284,8 @@ class Lanes:
     @staticmethod
     def _should_park(lane: _Lane, part: Batch, *, others: bool) -> bool:
         """Whether to park this part. others: there are other records to go on with."""
-        keeps_failing = part.flooded or part.tries >= PARK_AFTER_TRIES
-        return others and len(part.items) == 1 and keeps_failing and lane.parked is None
+        keeps_failing = part.flooded or part.alone or part.tries >= PARK_AFTER_TRIES
+        return (others or part.alone) and len(part.items) == 1 and keeps_failing and lane.parked is None
 
     async def _gather(self, queue: _Queue) -> Batch | None:
         """Let the next batch of the queue grow, and take it out; None: the lane is stopping, or there is nothing to

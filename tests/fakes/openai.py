@@ -39,7 +39,8 @@ class Faults(faults.Faults):
     reject_all: bool = False
     """400 for every request, as for a parameter that the model does not take."""
     poison: str | None = None
-    """400 for a request with a text that contains this."""
+    """poison_status for a request with a text that contains this."""
+    poison_status: int = 400
     nan: str | None = None
     """Texts that contain this get a vector of NaN."""
     endless: int = 0
@@ -100,8 +101,9 @@ class FakeOpenAI(Fake[Faults, Stats]):
         texts, dimensions = self._checked(body)
         counts = [len(self._encoding.encode_ordinary(text)) for text in texts]
         self._within_limits(counts)
-        if (self.faults.poison and any(self.faults.poison in text for text in texts)) or self.faults.reject_all:
-            raise Refusal(400, f"'{texts[0]}' is not valid for this model.")
+        if self.faults.reject_all or (self.faults.poison and any(self.faults.poison in text for text in texts)):
+            code = "rate_limit_exceeded" if self.faults.poison_status == 429 else None
+            raise Refusal(self.faults.poison_status, f"'{texts[0]}' is not valid for this model.", code=code)
         self.stats.inputs += len(texts)
         self.stats.repeated += [text[:60] for text in texts if text in self._embedded]
         self._embedded.update(texts)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
 from pipeline.embedding.http import Endpoint
 from pipeline.embedding.openai import OpenAIEmbedder
 from pipeline.embedding.tokens import byte_pairs
@@ -223,6 +223,35 @@ async def test_a_poison_text_is_isolated_by_bisection_and_the_others_are_embedde
     # The whole, a probe (nothing had succeeded yet), then two halves on each of log2(64) levels.
     assert fake.stats.requests <= 2 + 2 * math.log2(64)
     assert fake.stats.inputs == 63 + 1
+
+
+@pytest.mark.parametrize("status", [500, 429])
+async def test_a_text_at_which_the_server_always_fails_costs_the_others_no_second_request(
+    fake: FakeOpenAI, status: int
+) -> None:
+    """They were sent with it again and again, for twenty seconds each time; and each 429 held up the whole client."""
+    fake.faults.poison, fake.faults.poison_status = "poison", status
+    fake.faults.throttle_headers = {"retry-after-ms": "1"}
+    texts = [*TEXTS[:7], BAD, *TEXTS[7:15]]
+    async with connected(fake, patience=60) as embedder:
+        failing = asyncio.create_task(embedder.embed_documents(texts))
+        served = 0
+        while not failing.done():
+            served += 1
+            await embedder.embed_documents([f"another passage {served}"])
+        with pytest.raises(Retryable) as caught:
+            await failing
+        assert (caught.value.alone, isinstance(caught.value, Deferred)) == (True, status == 429)
+        requests = fake.stats.requests
+        await vectors_of(embedder, TEXTS[:15])
+        assert fake.stats.requests == requests, "they were cached"
+        waits = []
+        for _ in range(4):
+            with pytest.raises(Retryable) as caught:
+                await embedder.embed_documents([BAD])
+            waits.append(caught.value.retry_after)
+        assert fake.stats.requests == requests + 4
+        assert waits == [0.5, 1.0, 2.0, 4.0]
 
 
 async def test_several_poison_texts_are_isolated_with_few_requests(fake: FakeOpenAI) -> None:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.embedding.pace import Pace, Place, Throttled
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.embedding.pace import Alone, Pace, Place, Throttled, ThrottledAlone
 
 
 def deadline_in(seconds: float = 5.0) -> float:
@@ -90,6 +90,69 @@ async def test_a_past_deadline_still_allows_one_attempt() -> None:
         return "done"
 
     assert await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=time.monotonic() - 1) == "done"
+
+
+async def test_a_request_that_fails_alone_is_not_retried_until_its_deadline() -> None:
+    """The documents that were embedded with it waited for twenty seconds, six times, until they were tried without."""
+    pace = Pace(parallel=4, base_seconds=0.01)
+    others = 0
+
+    async def fails(_place: Place) -> None:
+        raise Retryable("500")
+
+    async def other(_place: Place) -> None:
+        nonlocal others
+        others += 1
+
+    waiting = asyncio.create_task(pace.run(fails, size=1, deadline=deadline_in(60)))
+    while not waiting.done():
+        await pace.run(other, size=1, deadline=deadline_in())
+        await asyncio.sleep(0.01)
+    with pytest.raises(Alone, match="500"):
+        await waiting
+    assert others >= 3
+
+
+async def test_a_request_that_is_always_throttled_alone_holds_up_no_other() -> None:
+    pace = Pace(parallel=4, base_seconds=0.01)
+    wait = 0.01
+
+    async def throttled(_place: Place) -> None:
+        raise Throttled("too large", retry_after=wait)
+
+    async def other(_place: Place) -> None:
+        pass
+
+    waiting = asyncio.create_task(pace.run(throttled, size=1, deadline=deadline_in(60), of="large"))
+    while not waiting.done():
+        await pace.run(other, size=1, deadline=deadline_in())
+        await asyncio.sleep(0)
+    with pytest.raises(ThrottledAlone):
+        await waiting
+    wait = 60.0
+    with pytest.raises(ThrottledAlone) as caught:
+        await pace.run(throttled, size=1, deadline=deadline_in(), of="large")
+    assert caught.value.retry_after == 60.0
+    async with asyncio.timeout(5):
+        await pace.run(other, size=1, deadline=deadline_in(1))
+    with pytest.raises(Deferred) as again:
+        await pace.run(throttled, size=1, deadline=deadline_in(), of="another")
+    assert not again.value.alone, "the server may mean the whole client"
+
+
+@pytest.mark.parametrize("failure", [Retryable("down"), Throttled("slow down", retry_after=0.01)])
+async def test_a_request_is_retried_until_its_deadline_while_no_other_is_answered(failure: Retryable) -> None:
+    pace = Pace(parallel=4, base_seconds=0.01)
+    ends = deadline_in(0.5)
+
+    async def fails(_place: Place) -> None:
+        raise failure
+
+    results = await asyncio.gather(
+        *(pace.run(fails, size=1, deadline=ends, of=n) for n in range(8)), return_exceptions=True
+    )
+    assert [getattr(error, "alone", None) for error in results] == [False] * 8
+    assert time.monotonic() > ends - 0.3
 
 
 async def test_misconfigured_errors_are_not_retried() -> None:

@@ -139,6 +139,29 @@ async def test_a_deferred_record_is_never_set_aside() -> None:
     assert sorted(done) == list(range(30))
 
 
+class Alone(Deferred):
+    alone = True
+
+
+async def test_a_record_that_fails_alone_holds_up_neither_its_batch_nor_later_records() -> None:
+    """A text that the embedding server answered 429 each time held up the records of its batch for ten tries, and
+    those that came after it in its lane for as long as the server asked to wait."""
+    tries = 0
+
+    def work(offset: int) -> None:
+        nonlocal tries
+        if offset == 0:
+            tries += 1
+            raise Alone("429", retry_after=60.0, service="embedding")
+        used("embedding")
+
+    stage = Stage(work)
+    stage.batch_size = 8
+    done = await run(stage, 24, until=lambda done: len(done) == 23, lanes=1)
+    assert sorted(done) == list(range(1, 24))
+    assert (stage.aside, tries <= 4) == ([], True)
+
+
 async def test_a_record_held_back_by_the_dead_letter_limit_is_not_set_aside() -> None:
     def work(offset: int) -> None:
         if offset == 3:
