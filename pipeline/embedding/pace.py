@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TypeVar
 
@@ -75,16 +75,16 @@ class Pace:
         self._rate = Rate()
         self._running = 0
         self._answered = 0
-        self._suspects: dict[Hashable, int] = {}
-        """Requests that fail alone → how often each has. The oldest are forgotten first."""
+        self._suspects: dict[int, int] = {}
+        """Hashes of requests that fail alone → how often each has. The oldest are forgotten first."""
 
     async def run(
-        self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float, of: Hashable = None
+        self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float, of: bytes | None = None
     ) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
         while waiting; then raises the last Retryable, with the time that is left to wait. Raises Alone where the
         failures seem to be its own. size: of what it carries, in any unit that is the same for all requests. of:
-        identifies what it carries, where it may be sent again."""
+        what it carries, where that may be sent again."""
         if not self._running:
             self._rate.wakes(time.monotonic())
         self._running += 1
@@ -95,7 +95,7 @@ class Pace:
             if not self._running:
                 self._rate.rests(time.monotonic())
 
-    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float, of: Hashable) -> T:
+    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float, of: bytes | None) -> T:
         attempt = answered_before = 0
         while True:
             async with Place(self._places) as place:
@@ -108,13 +108,14 @@ class Pace:
                     failure = error
                 else:
                     self._answered += 1
-                    self._suspects.pop(of, None)
+                    if self._suspects:  # a megabyte takes a millisecond to hash
+                        self._suspects.pop(hash(of), None)
                     self._rate.answered(size)
                     return result
             attempt += 1
             # A request that the server does not answer at all is tried once, for longer than the deadline.
             often = attempt >= ALONE_AFTER_TRIES or (time.monotonic() >= deadline and not isinstance(failure, Deferred))
-            if of in self._suspects or (often and self._answered - answered_before >= ALONE_AFTER_ANSWERS):
+            if hash(of) in self._suspects or (often and self._answered - answered_before >= ALONE_AFTER_ANSWERS):
                 raise self._alone(failure, of)
             wait = self._pause(failure, attempt - 1)
             if time.monotonic() + wait >= deadline:
@@ -122,11 +123,11 @@ class Pace:
                 raise kind(str(failure), retry_after=wait, service="embedding") from failure
             await asyncio.sleep(wait)
 
-    def _alone(self, failure: Retryable, of: Hashable) -> Alone:
+    def _alone(self, failure: Retryable, of: bytes | None) -> Alone:
         """The error for a request that fails alone, which waits longer each time."""
-        times = self._suspects.pop(of, 0)
+        times = self._suspects.pop(hash(of), 0)
         if of is not None:
-            self._suspects[of] = times + 1
+            self._suspects[hash(of)] = times + 1
             while len(self._suspects) > MAX_SUSPECTS:
                 del self._suspects[next(iter(self._suspects))]
         wait = max(failure.retry_after or 0.0, min(SUSPECT_CAP_SECONDS, SUSPECT_BASE_SECONDS * 2.0 ** min(times, 16)))

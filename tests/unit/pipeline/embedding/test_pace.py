@@ -123,7 +123,7 @@ async def test_a_request_that_is_always_throttled_alone_holds_up_no_other() -> N
     async def other(_place: Place) -> None:
         pass
 
-    waiting = asyncio.create_task(pace.run(throttled, size=1, deadline=deadline_in(60), of="large"))
+    waiting = asyncio.create_task(pace.run(throttled, size=1, deadline=deadline_in(60), of=b"large"))
     while not waiting.done():
         await pace.run(other, size=1, deadline=deadline_in())
         await asyncio.sleep(0)
@@ -131,12 +131,12 @@ async def test_a_request_that_is_always_throttled_alone_holds_up_no_other() -> N
         await waiting
     wait = 60.0
     with pytest.raises(ThrottledAlone) as caught:
-        await pace.run(throttled, size=1, deadline=deadline_in(), of="large")
+        await pace.run(throttled, size=1, deadline=deadline_in(), of=b"large")
     assert caught.value.retry_after == 60.0
     async with asyncio.timeout(5):
         await pace.run(other, size=1, deadline=deadline_in(1))
     with pytest.raises(Deferred) as again:
-        await pace.run(throttled, size=1, deadline=deadline_in(), of="another")
+        await pace.run(throttled, size=1, deadline=deadline_in(), of=b"another")
     assert not again.value.alone, "the server may mean the whole client"
 
 
@@ -149,7 +149,7 @@ async def test_a_request_is_retried_until_its_deadline_while_no_other_is_answere
         raise failure
 
     results = await asyncio.gather(
-        *(pace.run(fails, size=1, deadline=ends, of=n) for n in range(8)), return_exceptions=True
+        *(pace.run(fails, size=1, deadline=ends, of=b"%d" % n) for n in range(8)), return_exceptions=True
     )
     assert [getattr(error, "alone", None) for error in results] == [False] * 8
     assert time.monotonic() > ends - 0.3
