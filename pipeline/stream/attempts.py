@@ -214,6 +214,7 @@ class Attempts:
     async def _split_or_set_aside(self, batch: Batch, error: Exception) -> Outcome:
         """Ask for a batch of several records to be halved; set a single record aside."""
         if len(batch.items) > 1:
+            batch.refused = ()  # it no longer fails because of them
             return "split"
         try:
             await self._stage.set_aside(batch.items[0][0], error)
@@ -226,6 +227,8 @@ class Attempts:
                 batch.refused = again.records
             batch.not_before = monotonic() + (after or RETRY_CAP_SECONDS / 4)
             return "again"
+        if batch.flooded:
+            self._flood = None
         return "done"
 
 

@@ -217,6 +217,66 @@ async def test_reaching_the_dead_letter_limit_in_backfill_lanes_does_not_delay_l
     assert sorted(done) == [*range(32), *range(32, 64, 2)]
 
 
+async def test_records_that_were_held_back_by_the_dead_letter_limit_are_split_when_they_fail_in_another_way() -> None:
+    """The batch was halved into none of its records and all of them, again and again."""
+    is_full, tries = True, 0
+
+    class Flooding(Stage):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            nonlocal is_full, tries
+            tries += 1
+            assert batch
+            if is_full:
+                is_full = False
+                raise Flooded("too many", batch, retry_after=0)
+            await super().handle(batch)
+
+    def work(offset: int) -> None:
+        if offset == 1:
+            raise ZeroDivisionError
+
+    stage = Flooding(work)
+    assert await run(stage, 2, until=lambda done: len(done) == 2, lanes=1) == [0, 1]
+    assert (stage.aside, tries) == ([1], 4)
+
+
+async def test_no_trouble_is_shown_after_the_dead_letter_of_a_record_that_had_to_wait() -> None:
+    left = 2
+
+    class Flooding(Stage):
+        async def set_aside(self, record: Incoming, error: Exception) -> None:
+            nonlocal left
+            if left:
+                left -= 1
+                raise Flooded("too many", [record], retry_after=0.01)
+            await super().set_aside(record, error)
+
+    def work(_: int) -> None:
+        raise ZeroDivisionError
+
+    done: list[int] = []
+    running = Lanes(
+        Flooding(work),
+        count=1,
+        queue_size=10,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )
+    running.start()
+    try:
+        async with asyncio.timeout(10):
+            await running.put(Incoming("t", 0, 0, b"0", b"", [], "live"), None)
+            while running.trouble is None:
+                await asyncio.sleep(0.001)
+            while not done:
+                await asyncio.sleep(0.001)
+    finally:
+        await running.stop(within_seconds=5)
+    assert running.trouble is None
+
+
 async def test_the_circuit_breaker_names_the_failed_service_and_closes_when_it_recovers() -> None:
     down = True
     seen: list[str | None] = []
