@@ -73,7 +73,8 @@ class _Queue:
     """Whether a lane is gathering a batch. One at a time, so that what comes together is one batch."""
     paced_until: float = -math.inf
     """When the next batch would begin if all so far had come ``batch_wait_seconds`` after the one before, on
-    time.monotonic()."""
+    time.monotonic(). At most LIVE_BURST of these times ahead: full batches do not wait, and must not slow those that
+    follow a pause."""
 
     def takeable(self, blocked: Set[bytes | None]) -> Iterator[_Waiting]:
         """The records whose key is not blocked, in order."""
@@ -302,7 +303,8 @@ class Lanes:
                 return None
             if queue.kind == "live":
                 self._throttle.live_waited(now - oldest.since, now=now)
-            queue.paced_until = max(queue.paced_until, now) + self._batch_wait
+            paced = max(queue.paced_until, now) + self._batch_wait
+            queue.paced_until = min(paced, now + LIVE_BURST * self._batch_wait)
             return Batch(queue.take(self._stage.batch_size, blocked))
         finally:
             queue.is_gathering = False

@@ -152,6 +152,26 @@ async def test_after_a_pause_several_live_batches_begin_one_after_the_other() ->
     await running.stop(within_seconds=5)
 
 
+async def test_after_many_full_batches_and_a_pause_live_batches_begin_at_once_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there were: full batches do not wait, and leave no debt."""
+    clock = [1_000.0]
+    monkeypatch.setattr(lanes, "monotonic", lambda: clock[0])
+    done: list[int] = []
+    running = build(Recording(batch_size=2), done, batch_wait=100)
+    running.start()
+    for n in range(40):
+        await running.put(record(n), None)
+    await until(lambda: len(done) == 40)
+    clock[0] += lanes.LIVE_BURST * 100
+    async with asyncio.timeout(20):
+        for n in range(40, 40 + lanes.LIVE_BURST):
+            await running.put(record(n), None)
+            await until(lambda count=n + 1: len(done) == count)  # type: ignore[misc]
+    await running.stop(within_seconds=5)
+
+
 async def test_a_poison_record_is_set_aside_and_the_others_are_handled() -> None:
     done: list[int] = []
 
