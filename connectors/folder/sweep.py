@@ -59,6 +59,8 @@ class Sweep:
     newcomers: int = 0
     """Files listed so far that have no row."""
     _listed_ids: ListedIds = field(default_factory=ListedIds)
+    _held: int | None = None
+    """Published documents of the root, without those that were gone from earlier targets; None: not counted yet."""
     _publisher: Publisher = field(init=False)
 
     async def run(self, started: datetime) -> None:
@@ -217,8 +219,9 @@ class Sweep:
         gone = await asyncio.to_thread(lambda: [unwritten.row for unwritten in others if _is_gone(unwritten, walk)])
         if not gone:
             return
-        count = await self.checkpoint.count(tenant, source, self.root)
-        confirmed = self.options.allow_mass_delete
+        if self._held is None:
+            self._held = await self.checkpoint.count(tenant, source, self.root)
+        count, confirmed = self._held, self.options.allow_mass_delete
         if count and not confirmed and await asyncio.to_thread(self._looks_lost, walk, target):
             self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(count)}")
             return
@@ -233,6 +236,7 @@ class Sweep:
         await self.checkpoint.remove(
             tenant, source, [(row.external_id, observed_at) for row in gone if not row.is_published]
         )
+        self._held = max(0, count - len(published))
         for row in published:
             await self._delete(row, observed_at)
 
@@ -253,10 +257,14 @@ class Sweep:
         return unlisted
 
     def _looks_lost(self, walk: Walk, target: str) -> bool:
-        """Whether the folder is empty: it is then more often not mounted than its files are deleted."""
-        if walk.admitted or walk.unreadable or walk.broken:
-            return False
-        return target == self.root or not os.listdir(self.root)
+        """Whether the folder is empty: it is then more often not mounted than its files are deleted. What the listing
+        of other targets has shown may have been before it was unmounted."""
+        if target == self.root:
+            return not (walk.admitted or walk.unreadable or walk.broken)
+        try:
+            return not os.listdir(self.root)
+        except OSError:
+            return True
 
     async def _publish(self, event: Event, version: int, item: Item | None, topic: Topic) -> None:
         await self._publisher.publish(topic, event, item)

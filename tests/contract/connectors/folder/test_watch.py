@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ import pytest
 
 from connectors.clock import Clock
 from connectors.folder import sweep
+from connectors.folder.access import Policy
 from connectors.folder.connector import Comparison, Hints
 from connectors.folder.content import FileRead, read
-from connectors.protocol import ScanReport
+from connectors.folder.walk import Candidate, Walk
+from connectors.protocol import Problem, ScanReport
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
@@ -96,6 +98,44 @@ async def test_folders_that_changed_together_are_guarded_one_by_one(desk: Desk) 
         shutil.rmtree(folder)
     report = await desk.connector()._sweep([(str(desk.root), str(folder)) for folder in folders], None)
     assert (len(report.deleted), report.problems) == (3 * MASS_DELETE_DOCUMENTS, [])
+
+
+async def test_many_folders_that_vanish_together_need_confirmation(desk: Desk) -> None:
+    """Each holds a quarter of all documents; those that are gone already do not count for the next one."""
+    folders = [desk.root / name for name in "abcd"]
+    for folder in folders:
+        for n in range(MASS_DELETE_DOCUMENTS + 5):
+            desk.write(f"{folder.name}/{n}.txt")
+    desk.write("e.txt")
+    await desk.scan()
+    for folder in folders:
+        shutil.rmtree(folder)
+    report = await desk.connector()._sweep([(str(desk.root), str(folder)) for folder in folders], None)
+    assert len(report.deleted) == MASS_DELETE_DOCUMENTS + 5
+    assert codes(report.problems) == ["mass_delete"] * 3
+
+
+@pytest.mark.parametrize("leaves", ["an empty folder", "nothing"])
+async def test_nothing_is_deleted_where_the_root_is_unmounted_between_two_changed_paths(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    first, second = desk.write("a.txt"), desk.write("b/c.txt")
+    await desk.scan()
+    desk.recorder.take()
+    list_one = Walk._from_root
+
+    def unmounted(walk: Walk, policy: Policy, target: str) -> Iterator[Candidate | Problem]:
+        if target == str(second):
+            shutil.rmtree(desk.root)
+            if leaves == "an empty folder":
+                desk.root.mkdir()
+        yield from list_one(walk, policy, target)
+
+    monkeypatch.setattr(Walk, "_from_root", unmounted)
+    report = await desk.connector()._sweep([(str(desk.root), str(path)) for path in (first, second)], None)
+    assert report.deleted == []
+    assert "root_empty" in codes(report.problems)
+    assert desk.recorder.take() == []
 
 
 async def test_new_and_removed_access_rules_are_applied(desk: Desk) -> None:
