@@ -148,7 +148,7 @@ class Process:
                 self._struck(place)
         if self.paused_until or not self.alive:
             await self.alive_and_awake()
-        if doing.startswith("SELECT wanted.text"):
+        if doing.startswith("SELECT wanted.n"):
             self.looked[asyncio.current_task()] = world.loop.time()
         if world.down.get(service, 0.0) > world.loop.time() or faults.happens(f"{service} refuses"):
             raise _refusal(service)
