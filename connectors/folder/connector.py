@@ -33,6 +33,7 @@ from connectors.runner.reconcile import (
     LedgerComparison,
     StoredDifference,
     compare_all,
+    follow_ledger,
     may_repair,
     stored_difference,
 )
@@ -230,6 +231,7 @@ class Comparison:
         marked = [key for key, entry in current.items() if entry.seen_at < handled and may_repair(entry, now)][
             :MAX_REPAIRS
         ]
+        follow_ledger(clock, [differences[key] for key in marked])
         await self._mark({name: differences[kind, name].version for kind, name in marked}, clock.stamp())
         for key in marked:
             self._remembered[key] = replace(current[key], repaired_at=now)

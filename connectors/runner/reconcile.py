@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -205,7 +205,7 @@ class Difference:
     version: int = 0
     """The ledger's version of a document."""
     observed_at: datetime | None = None
-    """The ledger's stamp of a principal."""
+    """The ledger's stamp of a document's access, or of a principal."""
     has_row: bool = True
     has_letter: bool = False
     """Whether an event of the document waits as a dead letter."""
@@ -256,6 +256,7 @@ class DocumentComparison:
                     kind,
                     _row_digest(row),
                     accepted.version,
+                    accepted.access_observed_at,
                     has_row=row is not None,
                     has_letter=accepted.has_letter,
                 )
@@ -403,6 +404,7 @@ class Reconcile:
         documents = {name: difference for (subject, name), difference in repairing.items() if subject == "document"}
         principals = {name: difference for (subject, name), difference in repairing.items() if subject == "principal"}
         if documents:
+            follow_ledger(self._clock, documents.values())
             versions = {name: (difference.version, str(difference.kind)) for name, difference in documents.items()}
             await self._publisher.mark_in_doubt(versions, self._clock.stamp)
         if principals:
@@ -441,6 +443,14 @@ class Reconcile:
             difference = Difference("member_not_accepted", _set_digest(published), observed_at=published.observed_at)
             comparison.add(("principal", principal), difference)
         return page[-1][0] if len(page) == PAGE else None
+
+
+def follow_ledger(clock: Clock, differences: Iterable[Difference]) -> None:
+    """Let the clock go on after the stamps that the ledger has of these documents. They may be of a process whose clock
+    was ahead, and which nobody remembers after a failover of Postgres: what is published again would count as older."""
+    for difference in differences:
+        if difference.observed_at is not None:
+            clock.last = max(clock.last, difference.observed_at)
 
 
 def _certain(

@@ -300,7 +300,8 @@ class Rows:
                 return await cursor.fetchall()
 
     async def mark_in_doubt(self, differences: Mapping[str, tuple[int, str]], stamp: datetime) -> None:
-        """Mark documents that differ from the ledger as in doubt.
+        """Mark documents that differ from the ledger as in doubt. One that is in doubt already stays so since then, and
+        is published above the ledger's version, too.
 
         differences: external id → (its version in the ledger, the kind of the difference). A document without a row
         gets one that counts as unlisted: the next sweep fetches it.
@@ -319,9 +320,8 @@ class Rows:
                     FROM unnest(%s::text[], %s::bigint[], %s::text[]) given (external_id, version, kind)
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, gone = false,
-                        in_doubt_since = EXCLUDED.in_doubt_since, difference = EXCLUDED.difference,
-                        difference_at = EXCLUDED.difference_at
-                    WHERE mine.in_doubt_since IS NULL
+                        in_doubt_since = coalesce(mine.in_doubt_since, EXCLUDED.in_doubt_since),
+                        difference = EXCLUDED.difference, difference_at = EXCLUDED.difference_at
                     """,
                     [*self._me, stamp, *(list(column) for column in zip(*values, strict=True))],
                 )

@@ -324,7 +324,7 @@ async def open_recovery(settings: Settings, on_progress: OnProgress) -> AsyncIte
 
 
 _DIFFERS = """
-    SELECT i.tenant, i.source, i.external_id
+    SELECT i.tenant, i.source, i.external_id, d.version
     FROM connector_items i
     LEFT JOIN documents d USING (tenant, source, external_id)
     LEFT JOIN access_sets a ON a.id = d.access_id
@@ -339,7 +339,8 @@ _DIFFERS = """
 
 _PUBLISH_AGAIN = f"""
     UPDATE connector_items mine
-    SET fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp()
+    SET fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp(),
+        version = greatest(mine.version, theirs.version)
     FROM ({_DIFFERS}) theirs
     WHERE (mine.tenant, mine.source, mine.external_id) = (theirs.tenant, theirs.source, theirs.external_id)
 """  # noqa: S608 — constants of this module

@@ -33,7 +33,12 @@ async def _look_again(tx: Transaction, keys: Collection[tuple[Any, ...]], **valu
 
 @statement("UPDATE connector_items mine SET fingerprint = NULL")
 async def _publish_again(tx: Transaction, _p: Any) -> int:
-    return await _look_again(tx, [key for key, row in tx.rows(ITEMS) if _differs(tx, key, row)])
+    count = 0
+    for key, row in list(tx.rows(ITEMS)):
+        if _differs(tx, key, row):
+            d = _document(tx, key)
+            count += await _look_again(tx, [key], version=greatest(row["version"], d and d["version"]))
+    return count
 
 
 @statement("UPDATE connector_items i SET gone = false")

@@ -243,9 +243,8 @@ async def _doubt(tx: Transaction, p: Any) -> int:
     count = 0
     for id_, version, kind in sorted(zip(ids, versions, kinds, strict=True)):
         row = await tx.lock(ITEMS, tenant, source, id_)
-        if row is not None and row["in_doubt_since"] is not None:
-            continue
-        marked = {"in_doubt_since": stamp, "difference": kind}
+        since = row["in_doubt_since"] if row is not None else None
+        marked = {"in_doubt_since": since or stamp, "difference": kind}
         if row is None:
             after = changed(NEW_ITEM, version=version, swept_at=NEVER, **marked)
         else:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -205,6 +205,42 @@ async def test_access_that_the_ledger_holds_wider_after_a_restored_backup_is_nar
         await accept(bench)
         assert fold_all(bench.taken)["d000"].acl_tags == ("staff",)
         assert "newer" not in await bench.ask("reconcile")
+
+
+async def test_access_of_a_process_whose_clock_was_ahead_is_replaced(bench: Bench) -> None:
+    """Its event reached the ledger, and a failover of Postgres has undone its rows."""
+    bench.world.write("d000", revision="1")
+    async with loaded(bench) as instance:
+        await accept(bench)
+        [(version,)] = await bench.mine("version", "connector_items")
+        ahead = datetime.now(UTC) + timedelta(minutes=2)
+        await put(bench, "d000", version=version, acl_tags=["everyone"], at=ahead)
+        assert (await bench.ask("reconcile")).get("newer") == 1
+        await wait_until_idle(instance)
+        stamps = [message.observed_at for message in await bench.take() if message.external_id == "d000"]
+        assert stamps
+        assert min(stamps) > ahead
+
+
+async def test_a_document_that_recover_has_marked_is_published_above_the_ledgers_version(bench: Bench) -> None:
+    bench.world.fill(1)
+    async with loaded(bench):
+        await accept(bench)
+    await put(bench, "d000", version=2**62)
+    await republish(bench.pool)
+    assert await bench.mine("version", "connector_items") == [(2**62,)]
+
+
+async def test_a_document_in_doubt_is_published_above_the_ledgers_version(bench: Bench) -> None:
+    """It came into doubt between its comparison and the repair."""
+    bench.world.fill(1)
+    async with loaded(bench) as instance:
+        await accept(bench)
+        await bench.query("UPDATE connector_items SET in_doubt_since = 'epoch' WHERE tenant = %s", bench.tenant)
+        assert instance._publisher is not None
+        await instance._publisher.mark_in_doubt({"d000": (2**62, "newer")}, lambda: datetime.now(UTC))
+        marked = await bench.mine("version, in_doubt_since = 'epoch'", "connector_items")
+        assert marked == [(2**62, True)]
 
 
 async def test_a_document_missing_in_the_ledger_is_republished_once_earlier_messages_were_handled(
