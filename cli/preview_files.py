@@ -85,7 +85,7 @@ def since_revision(paths: Sequence[Path], root: Path | None, revision: str) -> P
 
 def _files(root: str, target: str, problems: list[str]) -> Iterator[File]:
     """The files at or under the target that are documents."""
-    walk = Walk(root, target, NOBODY)
+    walk = Walk(root, [target], NOBODY)
     for entry in walk.candidates():
         if not isinstance(entry, Candidate):
             problems.append(str(entry))

@@ -48,7 +48,7 @@ class Sweep:
     """One sweep of ``targets``, folders or files at or under ``root``, none within another."""
 
     root: str
-    targets: Sequence[str]
+    targets: list[str]
     options: FolderOptions
     clock: Clock
     producer: Producer

@@ -33,7 +33,7 @@ class Walk:
     """
 
     root: str
-    targets: Sequence[str]
+    targets: list[str]
     options: FolderOptions
     admitted: int = 0
     complete: bool = False
