@@ -112,14 +112,19 @@ async def test_an_unreadable_document_gets_the_same_response_as_a_missing_one(wo
     )
     forbidden = [await world.id(tenant, "secret.md"), await world.id(f"{tenant}x", "secret.md")]
     for path in ("/v1/documents/{}", "/v1/documents/{}/why"):
-        seen = set()
+        seen, sets = set(), set()
         for id_ in (*forbidden, uuid4()):
-            with statements() as sent:
-                answer = await world.client.get(path.format(id_), headers=as_("ann", tenant))
-            names = sorted(name for name in answer.headers if name != "date")
-            seen.add((answer.status_code, answer.text, tuple(names), tuple(sent)))
-            assert len(sent) > 1
-        assert len(seen) == 1, path
+            attempts = []
+            for _ in range(3):  # what this process refreshes from time to time is not in all of them
+                with statements() as sent:
+                    answer = await world.client.get(path.format(id_), headers=as_("ann", tenant))
+                attempts.append(sent)
+                names = sorted(name for name in answer.headers if name != "date")
+                seen.add((answer.status_code, answer.text, tuple(names)))
+            fewest = min(attempts, key=len)
+            assert len(fewest) > 1
+            sets.add(tuple(fewest))
+        assert len(seen) == len(sets) == 1, path
     missing, withheld = "zeppelin", "merger"
     messages = []
     for query in ("anything", missing, withheld):  # the first finds out for five seconds how neighbours are looked for
