@@ -24,6 +24,11 @@ class Clock:
                 " set the clock"
             )
 
+    def follow(self, moment: datetime | None) -> None:
+        """Let all stamps from now on be later than this moment; None: there is none."""
+        if moment is not None:
+            self.last = max(self.last, moment)
+
     def stamp(self) -> datetime:
         self.last = max(datetime.now(UTC), self.last + timedelta(microseconds=1))
         return self.last

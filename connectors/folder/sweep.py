@@ -148,8 +148,7 @@ class Sweep:
         """Return a stamp that is later than every event which may have been sent for these rows, also by a process
         whose clock is ahead: the rows were read before their files are."""
         for row in rows:
-            if row.in_doubt_since is not None:
-                self.clock.last = max(self.clock.last, row.in_doubt_since)
+            self.clock.follow(row.in_doubt_since)
         return self.clock.stamp()
 
     async def _unread(self, candidate: Candidate, item: Item, observed_at: datetime) -> None:

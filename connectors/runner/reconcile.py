@@ -449,8 +449,7 @@ def follow_ledger(clock: Clock, differences: Iterable[Difference]) -> None:
     """Let the clock go on after the stamps that the ledger has of these documents. They may be of a process whose clock
     was ahead, and which nobody remembers after a failover of Postgres: what is published again would count as older."""
     for difference in differences:
-        if difference.observed_at is not None:
-            clock.last = max(clock.last, difference.observed_at)
+        clock.follow(difference.observed_at)
 
 
 def _certain(

@@ -496,8 +496,7 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
 
 
 async def _record_rotation(connection: Connection, generation: Generation) -> None:
-    """Record what ``readers.nearest`` needs to make sketches (migration 0114).
-    Repeats are harmless."""
+    """Record what ``readers.nearest`` needs to make sketches (migration 0114). Repeats are harmless."""
     from pipeline.core.sketch import rotation  # here: most processes need no numpy
 
     bits = generation.sketch_bits
