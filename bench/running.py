@@ -25,6 +25,8 @@ from pipeline.core.graph import GRAPH_FROM_ROWS
 from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+CODE = Path(__file__).resolve().parents[1]
+"""What is measured is the code of this folder, whatever the environment has installed."""
 GRAPH_WAIT_SECONDS = 1_800.0
 FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
 """Settings for measurements of a system that runs for months."""
@@ -38,6 +40,7 @@ class Running:
         self.library = folder / "library"
         self.environment = {
             **os.environ,
+            "PYTHONPATH": str(CODE),
             "PENSTOCK_HOME": str(folder),
             "PENSTOCK_EMBEDDING_PROVIDER": "openai",
             "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1",
