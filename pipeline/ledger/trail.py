@@ -181,10 +181,20 @@ async def page(connection: Connection, chosen: RecordFilter, limit: int) -> list
 
 
 async def days(connection: Connection) -> list[date]:
-    """The days that have a partition, in order."""
+    """The days that have a partition by its name, or a record, in order. Whoever may create a partition chooses its
+    name: in one that is named after another day, no check would read the records."""
     cursor = await connection.execute(
-        "SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-        " WHERE i.inhparent = 'trail.records'::regclass ORDER BY 1"
+        """
+        WITH RECURSIVE recorded (day) AS (
+            (SELECT r.day FROM trail.records r ORDER BY r.day LIMIT 1)
+            UNION ALL
+            SELECT (SELECT r.day FROM trail.records r WHERE r.day > n.day ORDER BY r.day LIMIT 1)
+            FROM recorded n WHERE n.day IS NOT NULL
+        )
+        SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'trail.records'::regclass AND c.relname ~ '^records_[0-9]{8}$'
+        UNION SELECT day FROM recorded WHERE day IS NOT NULL ORDER BY 1
+        """
     )
     return [day for (day,) in await cursor.fetchall()]
 

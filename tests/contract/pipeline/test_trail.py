@@ -433,6 +433,21 @@ async def test_a_day_of_records_dropped_before_its_retention_is_detected(place: 
     assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in differences.findings}
 
 
+@pytest.mark.parametrize("name", ["records_20200101", "records_of_nobody"])
+async def test_a_forged_record_in_a_table_that_is_named_after_another_day_is_detected(place: Place, name: str) -> None:
+    """The check went by the names of the tables, and did not read what `penstock trail` showed."""
+    await chain(place)
+    long_ago = datetime.now(UTC) - timedelta(days=100)
+    day = long_ago.date()
+    ends = f"FROM ('{day}') TO ('{day + timedelta(1)}')"
+    async with tampering(place) as connection:
+        await connection.execute(f"CREATE TABLE trail.{name} PARTITION OF trail.records FOR VALUES {ends}".encode())
+        await table.add(connection, [seal(Keys(None), record("eve", long_ago), uuid4(), 1, "test", b"")])
+        assert [sealed.record.day for sealed in await table.page(connection, RecordFilter(person="eve"), 10)] == [day]
+        differences = await examined(connection, retention_days=400)
+    assert [finding.kind for finding in differences.findings] == ["unknown-key", "without-head"]
+
+
 async def test_a_removal_of_everything_but_the_newest_part_does_not_pass_as_retention(place: Place) -> None:
     """The code of the first head that is left covers one that is gone: its day could be changed without the key."""
     await chain(place)
