@@ -542,10 +542,12 @@ class Confluence:
         # Two equal events without a time may both be genuine, and the second may withdraw access: both are processed.
         if not (is_signed and require_recent(event.sent_at)):
             return await self._reaction(event)
-        if await self._received.has(request.body):
+        # What happened may be stated in a header, which no signature covers.
+        received = f"{event.noun} {event.verb}\n".encode("utf-8", "replace") + request.body
+        if await self._received.has(received):
             return Reaction()
         reaction = await self._reaction(event)
-        await self._received.add(request.body)
+        await self._received.add(received)
         return reaction
 
     async def _reaction(self, event: Event) -> Reaction:

@@ -101,6 +101,24 @@ async def test_a_replayed_event_is_ignored_and_refused_after_five_minutes(
             await site.source.on_event(*requests([happened], SECRET, cloud=site.fake.cloud))
 
 
+async def test_a_recorded_event_that_is_sent_under_another_name_hides_no_event(site: Wiki) -> None:
+    """Only the body is signed, and one that does not say what happened has that in a header. A permission that was
+    withdrawn was noticed by the next poll alone, if somebody had sent its event as another one before it was delivered
+    again."""
+    time = int(datetime.now(UTC).timestamp() * 1000)
+    event = signed({"space": {"key": "ENG"}, "timestamp": time}, SECRET)
+    withdrawn, other = (
+        replace(event, headers={**event.headers, "x-event-key": name})
+        for name in ("space_permissions_updated", "label_added")
+    )
+    expected = Reaction(groups=("space:ENG",))
+    assert [await site.source.on_event(request) for request in (other, withdrawn, withdrawn)] == [
+        Reaction(),
+        expected,
+        Reaction(),
+    ]
+
+
 async def test_two_equal_events_without_a_timestamp_are_both_handled(site: Wiki) -> None:
     """The second may be the one that withdrew access."""
     event = signed({"event": "space_permissions_updated", "space": {"key": "ENG"}}, SECRET)
