@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from connectors.extraction import answer
-from connectors.extraction.result import Extracted, Unreadable
+from connectors.extraction.result import Extracted
 from connectors.extraction.settings import ExtractionSettings, confinement, from_environment
 from connectors.extraction.titles import tidy
 from pipeline.core.errors import Deferred, Misconfigured
@@ -68,12 +68,6 @@ class RemoteJob:
     _killed: threading.Event = field(default_factory=threading.Event)
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Extracted] | None = None
-
-    def recognition(self, error: Unreadable) -> RemoteJob | None:
-        """Return the job that has the document read with OCR, if that is why it could not be read."""
-        if error.code != "needs_ocr" or self.recognises or not self.settings.ocr:
-            return None
-        return RemoteJob(self.file, self.name, self.media_type, self.settings, recognises=True)
 
     def kill(self) -> None:
         """End ``run`` soon. May be called from any thread."""

@@ -56,14 +56,15 @@ async def extract_file(
     prepared = await asyncio.to_thread(_prepare, path, name, media_type, settings)
     if isinstance(prepared, Extracted):
         return prepared
-    future: Future[Extracted] = _pool(settings.at_once).submit(prepared.run)
+    future = _submitted(prepared)
     try:
         try:
             return await _result(future, prepared)
         except Unreadable as error:
-            if (recognition := prepared.recognition(error)) is None:
+            if not _needs_ocr(prepared, error):
                 raise
-        future = _ocr_pool(settings.ocr_at_once).submit(recognition.run)
+        recognition = replace(prepared, recognises=True)
+        future = _submitted(recognition)
         return await _result(future, recognition)
     finally:
         future.add_done_callback(lambda _: prepared.file.close())
@@ -79,29 +80,33 @@ async def _result(future: Future[Extracted], job: AnyJob) -> Extracted:
 
 def extract_blocking(file: FileIO, name: str, media_type: str | None) -> Extracted:
     """Extract the text of an open file; blocks. Raises Unreadable and Retryable."""
-    settings = from_environment()
     file.seek(0)
-    job = read_or_job(file, name, media_type, settings)
+    job = read_or_job(file, name, media_type, from_environment())
     if isinstance(job, Extracted):
         return job
     try:
-        return _pool(settings.at_once).submit(job.run).result()
+        return _submitted(job).result()
     except Unreadable as error:
-        if (recognition := job.recognition(error)) is None:
+        if not _needs_ocr(job, error):
             raise
-    return _ocr_pool(settings.ocr_at_once).submit(recognition.run).result()
+    return _submitted(replace(job, recognises=True)).result()
+
+
+def _needs_ocr(job: AnyJob, error: Unreadable) -> bool:
+    """Whether the same job that ``recognises`` reads what this one could not."""
+    return error.code == "needs_ocr" and job.settings.ocr
+
+
+def _submitted(job: AnyJob) -> Future[Extracted]:
+    settings = job.settings
+    return _pool(settings.ocr_at_once if job.recognises else settings.at_once, ocr=job.recognises).submit(job.run)
 
 
 @cache
-def _pool(at_once: int) -> Turns:
-    """The threads that run jobs; further jobs wait for their turn."""
-    return Turns(at_once)
-
-
-@cache
-def _ocr_pool(at_once: int) -> Turns:
-    """The threads that run OCR. It takes many times as long as reading, so that a few scans would hold all threads for
-    ten minutes, again and again, while a file of anybody else waited."""
+def _pool(at_once: int, *, ocr: bool) -> Turns:
+    """The threads that run jobs; further jobs wait for their turn. OCR has its own. It takes many times as long as
+    reading, so that a few scans would hold all threads for ten minutes, again and again, while a file of anybody else
+    waited."""
     return Turns(at_once)
 
 
@@ -154,18 +159,12 @@ class Job:
     """Whether OCR recognises its text first."""
     _killed: threading.Event = field(default_factory=threading.Event)
 
-    def recognition(self, error: Unreadable) -> Job | None:
-        """Return the job that reads the document with OCR, if that is why it could not be read."""
-        if error.code != "needs_ocr" or self.recognises or not self.settings.ocr:
-            return None
-        return Job(self.file, self.kind, self.settings, recognises=True)
-
     def kill(self) -> None:
         """End ``run`` soon. May be called from any thread."""
         self._killed.set()
 
     def run(self) -> Extracted:
-        """Read the document. Raises Unreadable: with the code ``needs_ocr``, ``recognition`` returns what reads it."""
+        """Read the document. Raises Unreadable: with the code ``needs_ocr``, a job that recognises reads it."""
         if self.settings.unconfined == "refuse" and not available().is_complete:
             raise Unreadable("unconfined", f"is not read: this machine cannot confine its reader ({available()})")
         with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as name:
