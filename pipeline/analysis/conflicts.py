@@ -25,6 +25,7 @@ from pipeline.core.conflicts import Passage, examine, passage
 from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS, GROWN_AT_LATEST_SECONDS, READ_WHOLE_ROWS
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Generation
+from pipeline.core.throttle import rest_after
 from pipeline.kafka.client import deliver
 from pipeline.ledger import conflicts, generations, work
 from pipeline.ledger.conflicts import Conflict, Examined, Side
@@ -127,7 +128,7 @@ class Conflicts:
 
     async def _pause(self, began: float) -> None:
         """Leave the database to others after work that began at this moment of ``monotonic``."""
-        await asyncio.sleep((monotonic() - began) * (self._active / SHARE - 1))
+        await asyncio.sleep(rest_after(monotonic() - began, SHARE / self._active))
 
     async def _divided(self, tenant: str, source: str) -> list[UUID]:
         with translated("conflicts"):

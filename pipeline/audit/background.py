@@ -23,6 +23,7 @@ from pipeline.audit.sample import sample
 from pipeline.audit.walk import SECOND_LOOK_SECONDS, Page, Suspects, note
 from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
+from pipeline.core.throttle import rest_after
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations
 from pipeline.observability import lineage
@@ -206,4 +207,4 @@ class BackgroundAudit:
 
 def rest_seconds(documents: int, worked_seconds: float, documents_per_second: float) -> float:
     """The seconds to rest after this work, so that neither the rate nor the share of a processor is exceeded."""
-    return max(documents / documents_per_second, worked_seconds * (1 / PROCESSOR_SHARE - 1))
+    return max(documents / documents_per_second, rest_after(worked_seconds, PROCESSOR_SHARE))

@@ -20,6 +20,7 @@ from pipeline.audit.examine import Examiner, Verdict, ranges_end
 from pipeline.audit.repair import LANE, Repairer
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
+from pipeline.core.throttle import rest_after
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations, repair
 from pipeline.observability.metrics import Metrics
@@ -149,7 +150,7 @@ class IndexGuard:
                             await self._require_unchanged(known)
                             if not known.compared:
                                 await self._page(connection, known)
-                                return (monotonic() - began) * (1 / PROCESSOR_SHARE - 1)
+                                return rest_after(monotonic() - began, PROCESSOR_SHARE)
                             if await index_fence.accept(connection, known):
                                 log.info("keyword_index_accepted", index=known.index)
                     except PenstockError as error:  # of this index alone: the others go on

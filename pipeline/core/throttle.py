@@ -1,5 +1,6 @@
 """How live work and backfill share a worker. BackfillThrottle gives live work the processors first; LiveBudget limits
-how many documents of one source are handled live. Pure: the caller passes the time."""
+how many documents of one source are handled live; rest_after slows work in the background. Pure: the caller passes the
+time."""
 
 from __future__ import annotations
 
@@ -59,6 +60,11 @@ class BackfillThrottle:
     def _decayed(self, now: float) -> float:
         age = max(0.0, now - self._measured_at)
         return self._backfill_seconds * math.exp(-age / BACKFILL_DECAY_SECONDS)
+
+
+def rest_after(worked_seconds: float, share: float) -> float:
+    """The seconds to rest after work in the background, so that it takes no more than this share of the time."""
+    return worked_seconds * (1 / share - 1)
 
 
 BURST_SECONDS = 10.0

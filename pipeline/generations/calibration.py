@@ -23,6 +23,7 @@ from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS
 from pipeline.core.model import Generation
 from pipeline.core.relevance import EVERYDAY, GROWTH, Calibration, Measured, is_due, known_item, measure
 from pipeline.core.retry import backoff
+from pipeline.core.throttle import rest_after
 from pipeline.embedding.port import Embedder, Models, Vectors
 from pipeline.ledger import generations, work
 from pipeline.runtime.settings import PostgresSettings
@@ -223,7 +224,7 @@ class _Nearest:
         """(text, cosine) of each, nearest first."""
         began = monotonic()
         near = await self._read(question, limit)
-        await asyncio.sleep((monotonic() - began) * (1 / self.share - 1))
+        await asyncio.sleep(rest_after(monotonic() - began, self.share))
         return near
 
     async def _read(self, question: _Question, limit: int) -> list[tuple[str, float]]:

@@ -35,6 +35,7 @@ from pipeline.core.graph import (
 )
 from pipeline.core.model import Generation
 from pipeline.core.retry import backoff
+from pipeline.core.throttle import rest_after
 from pipeline.ledger import work
 from pipeline.ledger.generation_tables import build_graph
 from pipeline.observability.metrics import Metrics
@@ -268,5 +269,5 @@ class GraphKeeper:
             if into_graph:
                 fitting = round(moved * MOVE_TRANSACTION_SECONDS / took)
                 history.rows_per_move = max(MIN_MOVED_ROWS, min(MAX_MOVED_ROWS, 2 * history.rows_per_move, fitting))
-            await asyncio.sleep(took * (1 / BUSY_SHARE - 1) if busy else 0.0)
+            await asyncio.sleep(rest_after(took, BUSY_SHARE) if busy else 0.0)
         return any_moved
