@@ -9,8 +9,6 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
@@ -38,7 +36,7 @@ from connectors.source import (
 from connectors.web import Denied, Missing, Web
 from pipeline.core.errors import Misconfigured
 from pipeline.core.identity import OWN_TAG
-from pipeline.runtime.tasks import gather_or_cancel
+from pipeline.runtime.tasks import gather_or_cancel, in_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,8 +136,7 @@ class SmallSource:
         if self._threads is None:
             threads = self.blocking_threads or self.reads_at_once
             self._threads = ThreadPoolExecutor(threads, thread_name_prefix=self.context.name)
-        call = partial(copy_context().run, function, *args, **kwargs)  # texts are counted there, too (connectors.room)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await in_threads(self._threads, function, *args, **kwargs)  # which counts texts, too (connectors.room)
 
     async def check(self) -> Sequence[Problem]:
         """Check that ``start`` succeeds; that the first listed document can be read, and shows the same access and

@@ -8,7 +8,6 @@ principal that is in doubt is published again by any later look, whatever the so
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import Counter, defaultdict
@@ -16,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Literal, LiteralString, ParamSpec, TypeVar
 
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
 from connectors.source import Cursor
 from pipeline.core.identity import OWN_TAG
+from pipeline.runtime.tasks import in_threads
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.stores.stored_json import from_jsonb, to_jsonb
 from topics.messages import MAX_GROUPS
@@ -36,7 +35,7 @@ _THREADS = ThreadPoolExecutor(2, thread_name_prefix="memberships")
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function of many memberships in a thread that nothing else uses: those of asyncio may be busy for minutes
     with somebody's large documents, and a transaction that waits so long ends."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(function, *args, **kwargs))
+    return await in_threads(_THREADS, function, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)

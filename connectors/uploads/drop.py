@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import structlog
 
@@ -23,6 +22,7 @@ from connectors.uploads.intake import Busy, Intake
 from connectors.uploads.options import UploadsOptions
 from connectors.uploads.store import Incoming, Properties, QuotaReached, TooLarge, Upload
 from pipeline.core.errors import Retryable
+from pipeline.runtime.tasks import in_threads
 
 log = structlog.get_logger()
 
@@ -30,8 +30,6 @@ REASON_SUFFIX = ".reason.txt"
 PART_BYTES = 1024 * 1024
 QUOTA_RETRY_SECONDS = 60.0
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Stamp = tuple[int, int, int]
 """A file's size in bytes, modification time in ns and inode."""
 
@@ -75,10 +73,10 @@ class Drop:
 
     async def scan(self) -> None:
         """Scan the folder once. Raises Retryable."""
-        if problem := await self._blocking(self._problem):
+        if problem := await in_threads(self._thread, self._problem):
             self._report([problem])
             return
-        entries = await self._blocking(self._listed)
+        entries = await in_threads(self._thread, self._listed)
         self._report(entry for entry in entries if isinstance(entry, Problem))
         candidates = [entry for entry in entries if isinstance(entry, Candidate) and entry.acl_tags]
         for path in self._stable_since.keys() - {candidate.path for candidate in candidates}:
@@ -90,9 +88,6 @@ class Drop:
             if self._is_complete(candidate) and not self._is_uploaded(candidate):
                 await self._upload(candidate)
         await self._move_read([candidate for candidate in candidates if self._is_uploaded(candidate)])
-
-    async def _blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def _problem(self) -> Problem | None:
         assert self._options.folder is not None
@@ -141,7 +136,7 @@ class Drop:
             return
         try:
             with self._intake.writing() as file:
-                if not await self._blocking(_copy, candidate, file):
+                if not await in_threads(self._thread, _copy, candidate, file):
                     del self._stable_since[candidate.path]  # it has changed: wait until it is stable again
                     return
                 await self._intake.add(file, properties, external_id=name)
@@ -179,7 +174,9 @@ class Drop:
     async def _move(self, candidate: Candidate, folder: Path | None, reason: str | None) -> None:
         if folder is not None:
             try:
-                await self._blocking(_move_file, candidate, folder, os.path.relpath(candidate.path, self._root), reason)
+                await in_threads(
+                    self._thread, _move_file, candidate, folder, os.path.relpath(candidate.path, self._root), reason
+                )
             except OSError as error:
                 self._report([Problem(candidate.path, "io_error", f"cannot be moved to {folder} ({error.strerror})")])
 

@@ -1,14 +1,18 @@
-"""Running, cancelling and limiting asyncio tasks."""
+"""Running, cancelling and limiting asyncio tasks, and calling functions that block."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from pipeline.core.errors import Retryable
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 8.0
@@ -55,3 +59,9 @@ async def time_limit(seconds: float, what: str) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise Retryable(f"{what} did not answer within {seconds:g} s") from error
+
+
+async def in_threads(threads: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that blocks in one of these threads, with the values of the caller's context variables."""
+    call = partial(copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(threads, call)
