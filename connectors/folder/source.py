@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -149,12 +149,8 @@ class Folder(SmallSource):
 
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         roots, missing = await self.blocking(self._roots), list[tuple[str, Retryable]]()
-        for root in roots:
-            try:
-                walk = await self.blocking(self._walk, root, root)
-            except Retryable as error:
-                missing.append((root, error))
-                continue
+        walks = self._walks(roots, missing)
+        while walk := await self.blocking(next, walks, None):
             entries = iter(walk.candidates())
             while batch := await self.blocking(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
                 files = [entry for entry in batch if isinstance(entry, Candidate)]
@@ -165,8 +161,6 @@ class Folder(SmallSource):
                 raise Misconfigured(
                     f"{unlisted[0]} cannot be listed, or its .penstock.toml is invalid: see `penstock connector check`"
                 )
-        if len(missing) == len(roots):
-            raise missing[0][1]
         # A prefix without a slash: a root may be a file. What has moved between roots is read before it counts as gone.
         if missing:
             has_others = await self.blocking(self._knows_others, roots)
@@ -201,20 +195,26 @@ class Folder(SmallSource):
             raise Retryable(f"{root} is empty: check that it is mounted; nothing is deleted")
         return Walk(root, [target], self._rules)
 
-    def _files(self) -> list[_File]:
-        """Return all files but those whose names cannot be read, and those of roots that cannot be listed, which the
-        listing shows: a sweep finds them later. Raises Retryable if no root can be listed."""
-        files, missing, roots = list[_File](), list[Retryable](), self._roots()
+    def _walks(self, roots: Sequence[str], missing: list[tuple[str, Retryable]]) -> Iterator[Walk]:
+        """Begin to walk one root after the other. Blocks. Those that cannot be listed are added to ``missing``; raises
+        Retryable if none can."""
         for root in roots:
             try:
                 walk = self._walk(root, root)
             except Retryable as error:
-                missing.append(error)
-                continue
-            candidates = (entry for entry in walk.candidates() if isinstance(entry, Candidate))
-            files += each(candidates, partial(self._file, root), lambda candidate: candidate.path)[0]
+                missing.append((root, error))
+            else:
+                yield walk
         if len(missing) == len(roots):
-            raise missing[0]
+            raise missing[0][1]
+
+    def _files(self) -> list[_File]:
+        """Return all files but those whose names cannot be read, and those of roots that cannot be listed, which the
+        listing shows: a sweep finds them later. Raises Retryable if no root can be listed."""
+        files = list[_File]()
+        for walk in self._walks(self._roots(), []):
+            candidates = (entry for entry in walk.candidates() if isinstance(entry, Candidate))
+            files += each(candidates, partial(self._file, walk.root), lambda candidate: candidate.path)[0]
         return files
 
     def _file(self, root: str, candidate: Candidate) -> _File:
