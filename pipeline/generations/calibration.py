@@ -242,7 +242,7 @@ class _Nearest:
             held = sql.SQL(graph.column(generation))
             values["walked"] = limit if generation.quantisation == "halfvec" else WALKED
             if generation.graph_of_sketches:
-                [values["sketch"]] = sketches_of(generation, question.vector[np.newaxis])
+                [values["sketch"]] = sketches_of(generation, [question.vector])
             of_question = sql.SQL("%(sketch)s" if generation.graph_of_sketches else "%(vector)s")
             statement = sql.SQL(_NEAREST).format(
                 chunks=chunks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,9 +24,19 @@ def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | V
     return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
-def sketches_of(generation: Generation, vectors: NDArray[np.float32]) -> list[Bit]:
-    """The sketches of vectors, shape (n, dimensions), as the generation's column takes them."""
-    return [Bit(bits) for bits in sketches(vectors, generation.sketch_bits)]
+def sketches_of(generation: Generation, vectors: Collection[NDArray[np.float32]]) -> list[Bit]:
+    """The sketches of vectors, one at least, as the generation's column takes them."""
+    return [Bit(bits) for bits in sketches(np.stack([*vectors]), generation.sketch_bits)]
+
+
+def _sketch_column(
+    generation: Generation, vectors: Collection[NDArray[np.float32]]
+) -> tuple[sql.SQL, sql.SQL, list[list[Bit]]]:
+    """Return what a statement that inserts rows names, takes as an array, and has as its last value: the sketches of
+    their vectors, or nothing where the generation has none."""
+    if not generation.sketched:
+        return sql.SQL(""), sql.SQL(""), []
+    return sql.SQL(", sketch"), sql.SQL(", %b::varbit[]"), [sketches_of(generation, vectors)]
 
 
 MOST_EQUAL_TEXTS = 8
@@ -100,6 +110,7 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
     """Insert rows, except those that are there."""
     if not rows:
         return
+    column, array, made = _sketch_column(generation, [row.vector for row in rows])
     values: list[Sequence[object]] = [
         [row.id for row in rows],
         [row.document_id for row in rows],
@@ -107,11 +118,8 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
         [row.text for row in rows],
         [value(generation, row.vector) for row in rows],
         [row.in_graph for row in rows],
+        *made,
     ]
-    column, array = sql.SQL(""), sql.SQL("")
-    if generation.sketched:
-        column, array = sql.SQL(", sketch"), sql.SQL(", %b::varbit[]")
-        values.append(sketches_of(generation, np.stack([row.vector for row in rows])))
     with trace_statement("INSERT", generation.chunk_table, len(rows)):
         await connection.execute(
             sql.SQL(
@@ -137,27 +145,23 @@ async def copy(
     """
     required = list(access)
     for start in range(0, len(required), COPIED_AT_ONCE):
-        ids: Sequence[UUID] = required[start : start + COPIED_AT_ONCE]
-        made: list[Sequence[object]] = []
-        to, of, array = sql.SQL(""), sql.SQL(""), sql.SQL("")
+        ids, stored = required[start : start + COPIED_AT_ONCE], list[NDArray[np.float32]]()
         if generation.sketched:
-            stored = await of_ids(connection, origin, ids)
-            ids = list(stored)
+            vectors = await of_ids(connection, origin, ids)
+            ids, stored = list(vectors), list(vectors.values())
             if not ids:
                 continue
-            made = [sketches_of(generation, np.stack(list(stored.values())))]
-            to, of, array = sql.SQL(", sketch"), sql.SQL(", copied.sketch"), sql.SQL(", %b::varbit[]")
+        column, array, made = _sketch_column(generation, stored)
         await connection.execute(
             sql.SQL(
-                "INSERT INTO {new} (id, document_id, access_id, created_at, text, embedding{to})"
-                " SELECT c.id, c.document_id, copied.access_id, c.created_at, c.text, c.embedding{of}"
-                " FROM unnest(%b::uuid[], %b::bigint[]{array}) AS copied (id, access_id{to}) JOIN {old} c USING (id)"
-                " ON CONFLICT (id) DO NOTHING"
+                "INSERT INTO {new} (document_id, created_at, text, embedding, id, access_id{column})"
+                " SELECT c.document_id, c.created_at, c.text, c.embedding, copied.*"
+                " FROM unnest(%b::uuid[], %b::bigint[]{array}) AS copied (id, access_id{column})"
+                " JOIN {old} c USING (id) ON CONFLICT (id) DO NOTHING"
             ).format(
                 new=sql.Identifier(generation.chunk_table),
                 old=sql.Identifier(origin.chunk_table),
-                to=to,
-                of=of,
+                column=column,
                 array=array,
             ),
             [ids, [access[id_] for id_ in ids], *made],
@@ -173,7 +177,7 @@ async def add_sketches(connection: Connection, generation: Generation, ids: Sequ
             "UPDATE {} c SET sketch = made.sketch FROM unnest(%b::uuid[], %b::varbit[]) AS made (id, sketch)"
             " WHERE c.id = made.id"
         ).format(sql.Identifier(generation.chunk_table)),
-        [list(stored), sketches_of(generation, np.stack(list(stored.values())))],
+        [list(stored), sketches_of(generation, stored.values())],
     )
 
 

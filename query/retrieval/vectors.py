@@ -26,7 +26,6 @@ from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
 
-import numpy as np
 from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 
@@ -385,7 +384,7 @@ def build(
         else:
             seen, waiting = sql.Composed([]), sql.SQL(_OUTSIDE).format(waiting=waiting)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, seen=seen, outside=waiting)
-    [sketch] = sketches_of(generation, np.asarray(vector)[np.newaxis]) if generation.sketched else [None]
+    [sketch] = sketches_of(generation, [vector]) if generation.sketched else [None]
     return statement, {
         **values(query.filters),
         "vector": value(generation, vector),
