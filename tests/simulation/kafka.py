@@ -222,7 +222,7 @@ class Consumer:
         self._generation = 0
         self.lanes = Lanes(
             stage,
-            count=1,
+            count=process.world.lanes,
             queue_size=50,
             batch_wait_seconds=0.05,
             backfill_share=0.5,

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import psycopg
@@ -65,6 +66,10 @@ _METRICS: Any = Unmeasured()
 _BATCH: ContextVar[Sequence[Incoming]] = ContextVar("batch", default=())
 
 
+Vectored = Mapping[tuple[UUID, float], str]
+"""Rows of the chunk table: (id, when it was written) → the text that its vector is of."""
+
+
 class Killed(asyncio.CancelledError):
     """The process is dead: no line of it runs any more that reaches anything."""
 
@@ -80,8 +85,8 @@ class Process:
         self.consumer: Consumer | None = None
         self.pool = Pool(world.database, self, find)
         self.producer = Producer(world.broker, self)
-        self.looked: dict[asyncio.Task[Any] | None, float] = {}
-        """Task → when it last asked which texts have vectors."""
+        self.looked: dict[asyncio.Task[Any] | None, Vectored] = {}
+        """Task → the rows whose vectors it could have read when it last looked for texts."""
         self.skew = timedelta(0)
         """How much its machine's clock is ahead."""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -149,7 +154,11 @@ class Process:
         if self.paused_until or not self.alive:
             await self.alive_and_awake()
         if doing.startswith("SELECT wanted.n"):
-            self.looked[asyncio.current_task()] = world.loop.time()
+            self.looked[asyncio.current_task()] = world.standing()
+        elif doing.startswith("SELECT id, embedding::real[]"):
+            seen, now = self.looked[asyncio.current_task()], world.standing()
+            lost = {text for row, text in seen.items() if row not in now}
+            self.looked[asyncio.current_task()] = {row: text for row, text in seen.items() if text not in lost}
         if world.down.get(service, 0.0) > world.loop.time() or faults.happens(f"{service} refuses"):
             raise _refusal(service)
 
@@ -248,20 +257,27 @@ class WordsEmbedder:
 
 
 class Embedder(WordsEmbedder):
-    """A process's model: it may fail, and notes what it was asked needlessly."""
+    """A process's model: it may fail, and notes what it was asked needlessly: a text whose vector the task could have
+    read from the table, where it still stands.
+
+    Two lanes, or two workers, may embed one text while neither has committed its vector: to prevent that, one would
+    have to wait for the other one's model. A text is also embedded again if one of several rows that have it is deleted
+    between the statement that chooses one of them and the one that reads its vector: reading those of all rows would
+    cost every look more than this rare embedding.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
         process, world = self._process, self._process.world
-        before = process.looked.get(asyncio.current_task(), world.loop.time())
+        seen = process.looked.get(asyncio.current_task(), world.standing())
         await process.reach("embedding", "embed")
         if world.faults.happens("the model fails"):
             raise _refusal("embedding")
-        chunks = world.database.tables["chunks"]
-        standing = {world.oracle.embedded[id_] for (id_,), row in chunks.items() if row["stood"] < before}
-        world.needless += [text for text in texts if text in standing]
+        now = world.standing()
+        still = {text for row, text in seen.items() if row in now}
+        world.needless += [text for text in texts if text in still]
         world.tally["texts embedded"] += len(texts)
         return await super().embed_documents(texts)
 
@@ -300,6 +316,8 @@ class World:
         self.faults = Faults.drawn(self.rng, loop.time, without, connected=is_connected(seed))
         self.busy = self.rng.choice((0.1, 0.3, 0.6))
         """The share of requests that take time: between the others nothing else can happen."""
+        self.lanes = 3 if seed % 5 < 2 else 1
+        """Live lanes of a worker, and as many of backfill. With one its batches are larger, which some defects need."""
         self.metrics = _METRICS
         self.database = Database(loop.now)
         self.broker = Broker(loop.now)
@@ -560,6 +578,11 @@ class World:
                 ]
                 self.database.tables["handled"][stage,] = {"until": min(waiting, default=self.loop.now())}
             await asyncio.sleep(VITALS_SECONDS)
+
+    def standing(self) -> Vectored:
+        """Return the rows of the chunk table that are committed."""
+        embedded = self.oracle.embedded
+        return {(id_, row["stood"]): embedded[id_] for (id_,), row in self.database.tables["chunks"].items()}
 
     # Steps
 
