@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
 from importlib.resources import files
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -31,6 +31,8 @@ from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
+
+T = TypeVar("T")
 
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LATEST = datetime(9999, 12, 30, tzinfo=UTC)
@@ -386,17 +388,25 @@ async def divide_rows(settings: PostgresSettings) -> list[str]:
 
 
 async def _divide_table(connection: Connection) -> int:
+    async def divide() -> int:
+        cursor = await connection.execute("SELECT divide_rows(1)")
+        [[divided]] = await cursor.fetchall()
+        return int(divided)
+
+    return await _when_unlocked(
+        divide, "rows cannot be divided by tenant: something holds a table (pg_stat_activity says what, by xact_start)"
+    )
+
+
+async def _when_unlocked(change: Callable[[], Awaitable[T]], refusal: str) -> T:
+    """Make a change that waits briefly for its locks, and try again where it did not get them. Every later query on a
+    table waits behind whatever waits for its lock. Raises Retryable with this message when a table stays locked."""
     for _ in range(LOCK_ATTEMPTS):
         try:
-            cursor = await connection.execute("SELECT divide_rows(1)")
-            [[divided]] = await cursor.fetchall()
-            return int(divided)
+            return await change()
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
-    raise Retryable(
-        "rows cannot be divided by tenant: something holds a table (pg_stat_activity says what, by xact_start)",
-        service="postgres",
-    )
+    raise Retryable(refusal, service="postgres")
 
 
 async def _add_needs(connection: Connection) -> None:
@@ -416,21 +426,18 @@ async def _apply(connection: Connection, migration: Migration) -> None:
 
 
 async def _change(connection: Connection, name: str, *statements: tuple[str, Sequence[str | None] | None]) -> None:
-    """Run statements (each with its parameters) in one transaction. Every later query on a table waits behind a
-    migration that waits for its lock, so the migration waits briefly and tries again."""
-    for _ in range(LOCK_ATTEMPTS):
-        try:
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}".encode())
-                for statement, parameters in statements:
-                    await connection.execute(statement.encode(), parameters)
-            return
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            await asyncio.sleep(LOCK_PAUSE_SECONDS)
-    raise Retryable(
+    """Run statements (each with its parameters) in one transaction."""
+
+    async def change() -> None:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}".encode())
+            for statement, parameters in statements:
+                await connection.execute(statement.encode(), parameters)
+
+    await _when_unlocked(
+        change,
         f"migration {name} cannot have a table for itself: something holds it (pg_stat_activity says what, by"
         " xact_start). Nothing is changed; run it again when that has ended",
-        service="postgres",
     )
 
 
