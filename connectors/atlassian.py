@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from connectors.source import CursorExpired, Refused, Request
+from connectors.source import Cursor, CursorExpired, Refused, Request
 from connectors.web import Denied, Forbidden, Missing, Rejected, TooLarge
 from pipeline.core.errors import Misconfigured, Retryable
+
+T = TypeVar("T")
 
 SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
 MAX_LOOKBACK_MINUTES = 30 * 24 * 60
@@ -150,3 +152,16 @@ def lookback_minutes(polled_at: datetime, now: datetime, overlap: int) -> int:
     if minutes > MAX_LOOKBACK_MINUTES:
         raise CursorExpired("changes were not read for a month: everything is compared again")
     return minutes
+
+
+def progress_of(cursor: Cursor, make: Callable[[datetime, dict[str, str]], T]) -> T:
+    """Make a connector's progress of its cursor of changes: of when the last complete poll began, and of what it saw.
+    Raises CursorExpired for a cursor in another format."""
+    try:
+        at = datetime.fromisoformat(cursor["at"])
+        seen = {str(key): str(value) for key, value in cursor["seen"].items()}
+        return make(at if at.tzinfo else at.replace(tzinfo=UTC), seen)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CursorExpired(
+            "the cursor of changes is not in this connector's format: everything is compared again"
+        ) from error

@@ -13,11 +13,12 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
+from connectors.atlassian import progress_of
 from connectors.confluence.model import Change
-from connectors.source import Cursor, CursorExpired, Refused, Request
+from connectors.source import Cursor, Refused, Request
 
 Noun = Literal["page", "comment", "attachment", "space", "group", "user", "other"]
 
@@ -140,14 +141,7 @@ class Progress:
     @classmethod
     def from_cursor(cls, cursor: Cursor) -> Progress:
         """Raises CursorExpired for a cursor in another format."""
-        try:
-            at = datetime.fromisoformat(cursor["at"])
-            seen = {str(key): str(value) for key, value in cursor["seen"].items()}
-            return cls(at if at.tzinfo else at.replace(tzinfo=UTC), seen, frozenset(map(str, cursor["trash"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CursorExpired(
-                "the cursor of changes is not in this connector's format: everything is compared again"
-            ) from error
+        return progress_of(cursor, lambda at, seen: cls(at, seen, frozenset(map(str, cursor["trash"]))))
 
     @property
     def cursor(self) -> Cursor:

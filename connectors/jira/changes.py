@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from connectors.source import Cursor, CursorExpired, Reaction, Refused, Request
+from connectors.atlassian import progress_of
+from connectors.source import Cursor, Reaction, Refused, Request
 
 MAX_SEEN_UPDATES = 20_000
 """The cursor holds at most this many updates. Older ones are read again, and are then recognized as unchanged."""
@@ -33,14 +34,7 @@ class Progress:
     @classmethod
     def from_cursor(cls, cursor: Cursor) -> Progress:
         """Raises CursorExpired for a cursor in another format."""
-        try:
-            at = datetime.fromisoformat(cursor["at"])
-            seen = {str(key): str(value) for key, value in cursor["seen"].items()}
-            return cls(at if at.tzinfo else at.replace(tzinfo=UTC), seen)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CursorExpired(
-                "the cursor of changes is not in this connector's format: everything is compared again"
-            ) from error
+        return progress_of(cursor, cls)
 
     @property
     def cursor(self) -> Cursor:
