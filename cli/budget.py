@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.ledger import ledger
 from cli.output import Json, print_json, printable, stderr, stdout
 
 if TYPE_CHECKING:
@@ -45,19 +46,14 @@ def budget(
 
 
 async def _rows(tenant: str | None) -> list[Any]:
-    from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import open_pool, translated
-
-    async with open_pool(load().postgres) as pool:
-        with translated("budgets"):
-            async with pool.connection() as connection:
-                cursor = await connection.execute(
-                    "SELECT tenant, caller, requests, tokens, money FROM overview_use"
-                    " WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
-                    " ORDER BY tenant, caller <> '', money DESC, tokens DESC, requests DESC, caller",
-                    {"tenant": tenant},
-                )
-                return await cursor.fetchall()
+    async with ledger("budgets") as connection:
+        cursor = await connection.execute(
+            "SELECT tenant, caller, requests, tokens, money FROM overview_use"
+            " WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
+            " ORDER BY tenant, caller <> '', money DESC, tokens DESC, requests DESC, caller",
+            {"tenant": tenant},
+        )
+        return await cursor.fetchall()
 
 
 def _usage(row: Any, quotas: Quotas) -> dict[str, Any]:

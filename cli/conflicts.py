@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from cli.terminal import echo
 if TYPE_CHECKING:
     from pipeline.core.conflicts import Kind
     from pipeline.ledger.conflicts import Listed, State
+    from pipeline.stores.postgres import Connection
     from query.conflicts import Quotes
 
 conflicts = typer.Typer(
@@ -153,24 +155,30 @@ async def _list(
     tags: Sequence[str],
     which: Which,
 ) -> tuple[list[Listed], Quotes]:
-    from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import open_pool, translated
     from query.access.callers import identify
-    from query.access.tenant_rows import rows_of
     from query.conflicts import every, quotes, visible
 
-    async with open_pool(load().postgres) as pool:
-        with translated("conflicts"):
-            async with rows_of(pool, tenant) as connection:
-                if not principals and not tags:
-                    return await every(connection, tenant, **which._asdict()), {}
-                caller = await identify(connection, tenant, principals=principals, tags=tags)
-                rows = await visible(connection, caller, **which._asdict())
-                return rows, await quotes(connection, rows)
+    async with _connected(tenant) as connection:
+        if not principals and not tags:
+            return await every(connection, tenant, **which._asdict()), {}
+        caller = await identify(connection, tenant, principals=principals, tags=tags)
+        rows = await visible(connection, caller, **which._asdict())
+        return rows, await quotes(connection, rows)
 
 
 async def _record_decision(id_: UUID, tenant: str, state: State) -> bool:
     from pipeline.ledger.conflicts import decide, standing
+
+    async with _connected(tenant) as connection:
+        if not await standing(connection, tenant, access_ids=None, state=None, id_=id_):
+            return False
+        await decide(connection, tenant, id_, state)
+        return True
+
+
+@asynccontextmanager
+async def _connected(tenant: str) -> AsyncIterator[Connection]:
+    """Yield a connection that reads this tenant's rows alone."""
     from pipeline.runtime.settings import load
     from pipeline.stores.postgres import open_pool, translated
     from query.access.tenant_rows import rows_of
@@ -178,10 +186,7 @@ async def _record_decision(id_: UUID, tenant: str, state: State) -> bool:
     async with open_pool(load().postgres) as pool:
         with translated("conflicts"):
             async with rows_of(pool, tenant) as connection:
-                if not await standing(connection, tenant, access_ids=None, state=None, id_=id_):
-                    return False
-                await decide(connection, tenant, id_, state)
-                return True
+                yield connection
 
 
 def _show(listed: Listed, quoted: tuple[str, str] | None) -> None:

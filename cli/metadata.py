@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
 
 from cli.extras import require
+from cli.ledger import ledger
 from cli.options import Tenant
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
 from pipeline.core.errors import PenstockError
 from pipeline.core.metadata_keys import KEY_TYPES, NAME, KeyType
-
-if TYPE_CHECKING:
-    from pipeline.stores.postgres import Pool
 
 metadata = typer.Typer(
     name="metadata",
@@ -52,7 +48,7 @@ def declare(
     record("metadata.declare", tenant=tenant, object=f"key:{name}")
 
     async def change() -> int:
-        async with _ledger() as pool, pool.connection() as connection:
+        async with ledger("metadata") as connection:
             await metadata_keys.declare(connection, tenant, name, of_type)
         return await _refill(tenant)
 
@@ -88,7 +84,7 @@ def adopt(
     record("metadata.declare", tenant=tenant, object=f"kind:{kind}")
 
     async def change() -> tuple[list[str], int]:
-        async with _ledger() as pool, pool.connection() as connection:
+        async with ledger("metadata") as connection:
             known = (await metadata_keys.declared(connection, [tenant])).get(tenant, {})
             new = [name for name in keys if name not in known]
             for name in new:
@@ -115,7 +111,7 @@ def remove(name: Name, tenant: Tenant = "default", json_output: Json = False) ->
     record("metadata.remove", tenant=tenant, object=f"key:{name}")
 
     async def change() -> int:
-        async with _ledger() as pool, pool.connection() as connection:
+        async with ledger("metadata") as connection:
             if not await metadata_keys.remove(connection, tenant, name):
                 raise PenstockError(f"{printable(name)} is no declared key of tenant {printable(tenant)}")
         return await _refill(tenant)
@@ -139,7 +135,7 @@ def list_keys(
     from pipeline.ledger import metadata_keys
 
     async def read() -> list[metadata_keys.Key]:
-        async with _ledger() as pool, pool.connection() as connection:
+        async with ledger("metadata") as connection:
             return await metadata_keys.list_keys(connection, tenant)
 
     keys = asyncio.run(read())
@@ -186,13 +182,3 @@ def _type(text: str) -> KeyType:
         if kind == text:
             return kind
     raise typer.BadParameter(f"--type is one of {', '.join(KEY_TYPES)}")
-
-
-@asynccontextmanager
-async def _ledger() -> AsyncIterator[Pool]:
-    from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import open_pool, translated
-
-    async with open_pool(load().postgres) as pool:
-        with translated("metadata"):
-            yield pool

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from cli.ledger import ledger
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
 from cli.terminal import echo
 from pipeline.core.errors import PenstockError
 from pipeline.core.producers import NAME, Key, Producer, is_pattern
-
-if TYPE_CHECKING:
-    from pipeline.stores.postgres import Connection
 
 producer = typer.Typer(
     name="producer",
@@ -84,7 +80,7 @@ def add(
     record("producer.add", object=f"producer:{name}")
 
     async def enrol(key_id: str, public: bytes) -> None:
-        async with _ledger() as connection:
+        async with ledger("producers") as connection:
             await producers.add(connection, name, allow, key_id, public, since=_utc(since), until=_utc(until))
 
     _with_key(name, key_file, public_key, enrol, {"allow": allow}, json_output=json_output)
@@ -109,7 +105,7 @@ def allow(
     record("producer.allow", object=f"producer:{name}")
 
     async def change() -> None:
-        async with _ledger() as connection:
+        async with ledger("producers") as connection:
             await producers.allow(connection, name, patterns)
 
     asyncio.run(change())
@@ -143,7 +139,7 @@ def rotate(
     record("producer.rotate", object=f"producer:{name}")
 
     async def replace(key_id: str, public: bytes) -> None:
-        async with _ledger() as connection:
+        async with ledger("producers") as connection:
             await producers.rotate(connection, name, key_id, public, timedelta(days=overlap_days))
 
     _with_key(name, key_file, public_key, replace, {"overlap_days": overlap_days}, json_output=json_output)
@@ -160,7 +156,7 @@ def remove(name: Name, json_output: Json = False) -> None:
     record("producer.remove", object=f"producer:{name}")
 
     async def end() -> None:
-        async with _ledger() as connection:
+        async with ledger("producers") as connection:
             await producers.remove(connection, name)
 
     asyncio.run(end())
@@ -182,7 +178,7 @@ def list_(
     from pipeline.ledger import producers
 
     async def registry() -> Any:
-        async with _ledger() as connection:
+        async with ledger("producers") as connection:
             return await producers.load(connection)
 
     known, now = asyncio.run(registry()), datetime.now(UTC)
@@ -244,17 +240,6 @@ def _until(subject: Producer | Key, now: datetime) -> str:
     return f"  {'until' if until > now else 'ended'} {until:%Y-%m-%d %H:%M} UTC"
 
 
-@asynccontextmanager
-async def _ledger() -> AsyncIterator[Connection]:
-    from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import open_pool, translated
-
-    async with open_pool(load().postgres) as pool:
-        with translated("producers"):
-            async with pool.connection() as connection:
-                yield connection
-
-
 def _utc(moment: datetime | None) -> datetime | None:
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
@@ -282,7 +267,7 @@ async def _holds(name: str, key_file: Path) -> bool:
     from topics.signatures import key_id
 
     expected = key_id(_read(key_file))
-    async with _ledger() as connection:
+    async with ledger("producers") as connection:
         registry = await producers.load(connection)
     try:
         return registry.key(expected, datetime.now(UTC)).producer == name

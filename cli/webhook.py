@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from cli.ledger import ledger
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
 from cli.terminal import echo
@@ -236,7 +236,7 @@ async def _test(name: str) -> tuple[int | None, str | None]:
     from pipeline.runtime.settings import load
     from topics.codec import ce_source
 
-    async with _ledger() as connection:
+    async with ledger("webhooks") as connection:
         [endpoint] = await webhooks.endpoints(connection, name)
     keys = signing_secrets(endpoint, load().webhooks)
     if not keys:
@@ -326,18 +326,7 @@ def _plain(value: Any) -> Any:
 
 def _in_ledger(work: Callable[[Connection], Awaitable[T]]) -> T:
     async def run() -> T:
-        async with _ledger() as connection:
+        async with ledger("webhooks") as connection:
             return await work(connection)
 
     return asyncio.run(run())
-
-
-@asynccontextmanager
-async def _ledger() -> AsyncIterator[Connection]:
-    from pipeline.runtime.settings import load
-    from pipeline.stores.postgres import open_pool, translated
-
-    async with open_pool(load().postgres) as pool:
-        with translated("webhooks"):
-            async with pool.connection() as connection:
-                yield connection
