@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -56,6 +56,12 @@ class Batch:
     def flooded(self) -> bool:
         """True while it waits only until its dead letters may be sent."""
         return bool(self.refused)
+
+    def forget(self, stale: Callable[[object], bool]) -> None:
+        """Drop the records whose tag is stale."""
+        self.items = [item for item in self.items if not stale(item[1])]
+        left = {id(record) for record, _ in self.items}
+        self.refused = [record for record in self.refused if id(record) in left]
 
     def parts(self) -> tuple[Batch, Batch]:
         """Split the batch into the records that were not refused and those that were, or into halves if none was."""

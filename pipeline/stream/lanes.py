@@ -106,6 +106,10 @@ class _Lane:
     parked: Batch | None = None
     """A record that keeps failing, which is tried again between batches. At most one, so that the memory of a lane
     stays bounded."""
+    held: deque[Batch] = field(default_factory=deque)
+    """The records that wait for the end of a flood of dead letters. Only the first batch of them is tried again, and
+    what the others of its topic may hold of memory bounds them (``Consumption``): a lane that waited with them would
+    keep a record from its stage that ends the flood, or that revokes somebody's access."""
 
 
 def _round_robin(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
@@ -181,6 +185,9 @@ class Lanes:
         for lane in self._lanes:
             if lane.parked is not None and stale(lane.parked.items[0][1]):
                 lane.parked = None
+            for batch in lane.held:
+                batch.forget(stale)
+            lane.held = deque(batch for batch in lane.held if batch.items)
 
     async def failed(self) -> BaseException:
         """Return the error of a lane that ended without being stopped, which is a bug. Otherwise never returns."""
@@ -215,23 +222,36 @@ class Lanes:
                     self._set_in_progress(lane, [])
 
     async def _next(self, lane: _Lane) -> Batch | None:
-        """The parked record if it is due, otherwise the next batch of the queue; None: the lane is stopping, or there
-        is nothing to take any more."""
+        """Take out what waits in the lane and is due, otherwise the next batch of the queue. Returns None when the lane
+        is stopping, or there is nothing to take any more."""
         queue = lane.queue
         while not self._stopping.is_set():
-            parked, wait = lane.parked, None
-            if parked is not None:
-                wait = parked.not_before - monotonic()
-                if wait <= 0 and parked.items[0][0].key not in self._in_progress():
-                    lane.parked = None
-                    return parked
+            due, wait = self._take_due(lane)
+            if due is not None:
+                return due
             if not queue.is_gathering and any(queue.takeable(self._in_progress())):
                 return await self._gather(queue)
             queue.changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait if wait is not None and wait > 0 else None):
+                async with asyncio.timeout(wait):
                     await queue.changed.wait()
         return None
+
+    def _take_due(self, lane: _Lane) -> tuple[Batch | None, float | None]:
+        """Take out the parked record, or the first of the batches that are held, if it is due; or return the seconds
+        until one may be (None: only after something has changed)."""
+        waits, now = list[float](), monotonic()
+        if lane.parked is not None:
+            if lane.parked.not_before > now:
+                waits.append(lane.parked.not_before - now)
+            elif lane.parked.items[0][0].key not in self._in_progress():
+                parked, lane.parked = lane.parked, None
+                return parked, None
+        if lane.held:
+            if lane.held[0].not_before <= now:
+                return lane.held.popleft(), None
+            waits.append(lane.held[0].not_before - now)
+        return None, min(waits, default=None)
 
     def _in_progress(self, *, besides: _Lane | None = None) -> set[bytes | None]:
         """The keys of which a lane is handling a record."""
@@ -245,9 +265,9 @@ class Lanes:
             queue.changed.set()
 
     async def _work(self, lane: _Lane, batch: Batch) -> None:
-        """Handle a batch until all of it is done, or only a parked record is left. The parts of a batch that was split
-        do not wait for each other: the one with the earliest next try comes first."""
-        parts = [batch]
+        """Handle a batch until all of it is done, parked or held. The parts of a batch that was split do not wait for
+        each other: the one with the earliest next try comes first."""
+        parts, was_held = [batch], batch.flooded
         while parts and not self._stopping.is_set():
             self._set_in_progress(lane, parts)
             part = min(parts, key=lambda p: p.not_before)
@@ -258,9 +278,15 @@ class Lanes:
                 parts.remove(part)
                 for record, tag in part.items:
                     self._on_done(record, tag)
-            elif outcome == "split":
+                if was_held:  # the flood has ended, or other letters are admitted now
+                    for held in lane.held:
+                        held.not_before = 0.0
+            elif outcome == "split" or part.flooded:
                 parts.remove(part)
-                parts += part.parts()
+                pieces = part.parts() if outcome == "split" else [part]
+                parts += [piece for piece in pieces if not piece.flooded]
+                hold = lane.held.extendleft if was_held else lane.held.extend
+                hold(piece for piece in pieces if piece.flooded)
             elif self._should_park(lane, part, others=len(parts) > 1 or self._delays_others(lane, part)):
                 parts.remove(part)
                 lane.parked = part
@@ -285,7 +311,7 @@ class Lanes:
     @staticmethod
     def _should_park(lane: _Lane, part: Batch, *, others: bool) -> bool:
         """Whether to park this part. others: there are other records to go on with."""
-        keeps_failing = part.flooded or part.alone or part.tries >= PARK_AFTER_TRIES
+        keeps_failing = part.alone or part.tries >= PARK_AFTER_TRIES
         return (others or part.alone) and len(part.items) == 1 and keeps_failing and lane.parked is None
 
     async def _gather(self, queue: _Queue) -> Batch | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -215,6 +216,91 @@ async def test_reaching_the_dead_letter_limit_in_backfill_lanes_does_not_delay_l
         await running.stop(within_seconds=5)
     assert running.trouble is None
     assert sorted(done) == [*range(32), *range(32, 64, 2)]
+
+
+async def test_records_beyond_the_dead_letter_limit_keep_no_lane_from_other_records() -> None:
+    """Two bad membership records for each lane of the identities stage stopped everybody's revocations for as long as
+    the limit's pause, although only the record of another source, which waited behind them, could end it."""
+    full = True
+    tries: list[int] = []
+
+    class Flooding(Stage):
+        batch_size = 3
+
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            bad = [record for record in batch if record.offset < 60]
+            if full and bad:
+                tries.append(len(bad))
+                raise Flooded("too many", bad, retry_after=0.05)
+            used("dead-letters")
+
+    stage, done = Flooding(lambda _: None), list[int]()
+    running = Lanes(
+        stage,
+        count=2,
+        queue_size=10,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )
+    running.start()
+    try:
+        async with asyncio.timeout(30):
+            for n in range(70):
+                await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "live"), None)
+            while len(done) < 10:
+                await asyncio.sleep(0.001)
+            assert sorted(done) == [*range(60, 70)]
+            tries.clear()
+            began = time.monotonic()
+            while len(tries) < 6:
+                await asyncio.sleep(0.001)
+            rounds = (time.monotonic() - began) / 0.05 + 2
+            assert sum(tries) <= 2 * 3 * rounds, "each lane tries its first batch again, and no other"
+            full = False
+            while len(done) < 70:
+                await asyncio.sleep(0.001)
+    finally:
+        await running.stop(within_seconds=5)
+    assert sorted(done) == [*range(70)]
+    assert running.trouble is None
+
+
+async def test_records_beyond_the_dead_letter_limit_are_dropped_with_their_partition() -> None:
+    full = True
+
+    class Flooding(Stage):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            if full:
+                raise Flooded("too many", batch, retry_after=0.01)
+
+    done: list[int] = []
+    running = Lanes(
+        Flooding(lambda _: None),
+        count=1,
+        queue_size=10,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )
+    for n in range(8):
+        await running.put(Incoming("t", n % 2, n, b"%d" % n, b"", [], "live"), n % 2)
+    running.start()
+    try:
+        async with asyncio.timeout(10):
+            while sum(len(batch.items) for lane in running._lanes for batch in lane.held) < 7:
+                await asyncio.sleep(0.001)
+            running.forget(lambda partition: partition == 1)
+            full = False
+            while len(done) < 4:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+    finally:
+        await running.stop(within_seconds=5)
+    assert {0, 2, 4, 6} <= set(done)
+    assert len(done) <= 5, "at most the batch that was tried at that moment"
 
 
 async def test_records_that_were_held_back_by_the_dead_letter_limit_are_split_when_they_fail_in_another_way() -> None:
