@@ -7,15 +7,17 @@ is resumed; then it reads everything again (docs/adr/0048-erasure.md).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 from uuid import UUID
 
-from connectors.clock import Clock
+from connectors.clock import TOLERANCE, Clock
 from connectors.runner.rows import keep_stamp
 from pipeline.core.errors import PenstockError
+from pipeline.core.fold import MAX_AHEAD
 from pipeline.core.identity import INGESTED
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
@@ -115,7 +117,8 @@ class Withdrawal:
             " in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)",
             names=list(external_ids),
         )
-        clock = await self._clock()  # a runner that did not see these rows has read the source before this stamp
+        # A runner that did not see these rows publishes nothing of them from now on (``Rows.intend``).
+        clock = await self._clock(external_ids)
         versions = dict(
             await self._all(
                 "SELECT external_id, version FROM connector_items WHERE tenant = %(tenant)s AND source = %(source)s"
@@ -142,7 +145,7 @@ class Withdrawal:
 
     async def principals(self, names: Sequence[str]) -> datetime:
         """Publish that these principals hold no groups in this source. Returns the stamp."""
-        clock = await self._clock()
+        clock = await self._clock([])
         await self._empty(names, clock)
         return clock.last
 
@@ -201,11 +204,25 @@ class Withdrawal:
         )
         return len(page)
 
-    async def _clock(self) -> Clock:
-        known = await self._all(
-            "SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s AND source = %(source)s"
+    async def _clock(self, external_ids: Sequence[str] | None = None) -> Clock:
+        """A clock whose stamps are later than what the source has sent, and than what the ledger has of these documents
+        (None: of all), also of a process whose clock is ahead. It waits where that is close to what is refused."""
+        [(sent, *accepted)] = await self._all(
+            "SELECT (SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s AND source = %(source)s),"
+            " (SELECT max(observed_at) FROM documents WHERE tenant = %(tenant)s AND source = %(source)s"
+            " AND (%(names)s::text[] IS NULL OR external_id = ANY(%(names)s))),"
+            " (SELECT max(observed_at) FROM memberships WHERE tenant = %(tenant)s AND source = %(source)s)",
+            names=None if external_ids is None else list(external_ids),
         )
-        return Clock(known[0][0] if known else None)
+        now = datetime.now(UTC)
+        if sent is not None and sent > now + MAX_AHEAD:
+            sent = now + TOLERANCE  # nothing that was sent by such a clock was accepted, and no delete of it would be
+        clock = Clock(None)
+        for moment in (sent, *accepted):
+            clock.follow(moment)
+        if (ahead := clock.last - now - TOLERANCE) > timedelta():
+            await asyncio.sleep(ahead.total_seconds())
+        return clock
 
     async def _stamped(self, stamp: datetime) -> None:
         """Record the stamp before anything is sent, so that the next process's stamps are later."""

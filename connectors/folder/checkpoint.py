@@ -87,9 +87,10 @@ class Checkpoint:
                 )
                 return {item.row.external_id: item async for item in cursor}
 
-    async def intend(self, tenant: str, source: str, scope: str, intents: Sequence[Intent]) -> None:
+    async def intend(self, tenant: str, source: str, scope: str, intents: Sequence[Intent]) -> set[str]:
         """Mark the documents as in doubt before their events are sent: the next scan publishes them again, until
-        ``save`` or ``remove`` confirms them. Their stamps are stored for the clock of the next process."""
+        ``save`` or ``remove`` confirms them. Their stamps are stored for the clock of the next process. Returns the
+        documents that an operator has withdrawn: the next scan deletes those that are in doubt."""
         newest: dict[str, Intent] = {}
         for intent in intents:
             known = newest.get(intent.external_id)
@@ -98,13 +99,14 @@ class Checkpoint:
             newest[intent.external_id] = Intent(intent.external_id, max(versions, default=None), stamp)
         with translated("checkpoint"):
             async with self.pool.connection() as connection:
-                await connection.execute(
+                cursor = await connection.execute(
                     """
                     INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, in_doubt_since)
                     SELECT %s, %s, %s, * FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[])
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, stat = NULL,
                         gone = false, in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)
+                    RETURNING external_id, withdrawn_at IS NOT NULL
                     """,
                     [
                         tenant,
@@ -115,7 +117,9 @@ class Checkpoint:
                         [intent.observed_at for intent in newest.values()],
                     ],
                 )
+                withdrawn = {name for name, is_withdrawn in await cursor.fetchall() if is_withdrawn}
                 await keep_stamp(connection, tenant, source, max(intent.observed_at for intent in newest.values()))
+        return withdrawn
 
     async def save(self, tenant: str, source: str, scope: str, items: Sequence[tuple[Item, datetime | None]]) -> None:
         """Write rows, each with the stamp of its event; None if nothing had to be published.

@@ -100,8 +100,14 @@ class Publisher:
         if not self._prepared:
             return
         prepared, self._prepared, self._prepared_bytes = self._prepared, [], 0
-        await self._checkpoint.intend(self._tenant, self._source, self._scope, [_intent(p.event) for p in prepared])
+        withdrawn = await self._checkpoint.intend(
+            self._tenant, self._source, self._scope, [_intent(p.event) for p in prepared]
+        )
         for entry in prepared:
+            # Withdrawn since its row was read. Where the operator's clock is behind, its content would be newer than
+            # the delete.
+            if isinstance(entry.event, DocumentUpserted) and entry.event.external_id in withdrawn:
+                continue
             await self._make_room(entry.size)
             try:
                 delivery = await self._producer.send(entry.topic, entry.event)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 
 from connectors.runner.compare import Decision, Event, Observation, decide, decide_access, is_storable_id
-from connectors.runner.rows import Rows
+from connectors.runner.rows import Rows, Withdrawn
 from connectors.source import Cursor, Document, Entry, Listed
 from pipeline.core.model import Lane
 from pipeline.kafka.client import certain, deliver
@@ -114,15 +114,26 @@ class Publisher:
         by_id = {entry.external_id: entry for entry in entries}  # of two entries with one id the later counts
         at = _read_at(entries, at)
         async with self._locks.hold(by_id):
-            known = await self.rows.find([id_ for id_ in by_id if is_storable_id(id_)]) if by_id else {}
-            decisions, characters = list[Decision](), 0
-            for id_, entry in by_id.items():
-                decisions.append(decide(known.get(id_), entry, self._observation(at)))
-                characters += _length(entry)
-                if characters > TURN_CHARACTERS:
-                    characters = 0
+            while True:
+                try:
+                    return await self._publish_once(by_id, at, lane, full=full, changes=changes)
+                except Withdrawn:  # the rows say so by now
                     await asyncio.sleep(0)
-            return await self._publish_decisions(decisions, at, lane, full=full, changes=changes)
+
+    async def _publish_once(
+        self, by_id: Mapping[str, Entry], at: datetime, lane: Lane, *, full: Cursor | None, changes: Cursor | None
+    ) -> Counter[str]:
+        """Compare the entries with their rows as they are now, and publish. Raises Withdrawn if one was withdrawn
+        meanwhile; nothing was sent then."""
+        known = await self.rows.find([id_ for id_ in by_id if is_storable_id(id_)]) if by_id else {}
+        decisions, characters = list[Decision](), 0
+        for id_, entry in by_id.items():
+            decisions.append(decide(known.get(id_), entry, self._observation(at)))
+            characters += _length(entry)
+            if characters > TURN_CHARACTERS:
+                characters = 0
+                await asyncio.sleep(0)
+        return await self._publish_decisions(decisions, at, lane, full=full, changes=changes)
 
     async def publish_access(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
         """Publish the access that a listing showed for known documents."""

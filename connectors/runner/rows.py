@@ -43,6 +43,10 @@ class LeaseLost(PenstockError):
     """Another runner has taken the instance over."""
 
 
+class Withdrawn(Exception):
+    """An operator has withdrawn a document since its row was read."""
+
+
 class Removed(LeaseLost):
     """An operator has removed the instance."""
 
@@ -124,14 +128,16 @@ class Rows:
         ``save``, and the events are remembered until both stores have them.
 
         stamp: the newest observed_at among the events. A version of Penstock that does not know ``in_doubt_since``
-        reads such a row as published and to be published again.
+        reads such a row as published and to be published again. Raises Withdrawn, and records nothing, if an operator
+        has withdrawn one of the documents whose content is to be sent: where this machine's clock is ahead of the
+        operator's, the content would be newer than the delete.
         """
         recorded = {(document_id(*self._me, event.external_id), _KINDS[type(event)]): event for event in events}
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
                 await keep_stamp(connection, *self._me, stamp)
-                await connection.execute(
+                cursor = await connection.execute(
                     """
                     INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since)
                     SELECT %s, %s, '', given.external_id, given.version, %s
@@ -139,9 +145,13 @@ class Rows:
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = EXCLUDED.version, in_doubt_since = EXCLUDED.in_doubt_since, fingerprint = NULL,
                         gone = false
+                    RETURNING external_id, withdrawn_at IS NOT NULL
                     """,
                     [*self._me, stamp, [row.external_id for row in rows], [row.version or 0 for row in rows]],
                 )
+                withdrawn = {name for name, is_withdrawn in await cursor.fetchall() if is_withdrawn}
+                if any(isinstance(event, DocumentUpserted) and event.external_id in withdrawn for event in events):
+                    raise Withdrawn
                 await connection.execute(
                     "INSERT INTO connector_publications AS mine"
                     " (tenant, source, document_id, kind, observed_at, version)"

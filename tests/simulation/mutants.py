@@ -695,15 +695,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an intent ignores the fence",
         _ROWS,
-        'await require_lease(connection, self.holder)\n                await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
-        'await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        'await require_lease(connection, self.holder)\n                await keep_stamp(connection, *self._me, stamp)\n                cursor = await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        'await keep_stamp(connection, *self._me, stamp)\n                cursor = await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
         (_DOUBT + "::test_a_runner_that_lost_its_lease_publishes_no_old_text",),
     ),
     Mutant(
         "the stamp of an intent is not kept",
         _ROWS,
-        '                await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
-        '                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        '                await keep_stamp(connection, *self._me, stamp)\n                cursor = await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        '                cursor = await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
         (_DOUBT + "::test_the_clock_of_the_next_runner_continues_after_the_stamp_of_an_intent",),
     ),
     Mutant(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from cli.withdraw import the_document
 from connectors import withdraw
-from connectors.runner.rows import LeaseLost
+from connectors.runner.compare import Row
+from connectors.runner.publish import Publisher
+from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import lease
+from connectors.source import Document
 from connectors.withdraw import Extent, Withdrawal
 from pipeline.core.errors import PenstockError
-from pipeline.core.fold import State
+from pipeline.core.fold import MAX_AHEAD, State
 from pipeline.core.identity import document_id
 from tests.support.connectors.runner_kit import Bench, kinds
 from tests.support.pipeline.folded import fold_all
@@ -56,6 +62,62 @@ async def test_a_sweep_deletes_a_withdrawn_document_that_was_published_concurren
         )
         await bench.ask("sweep")
         assert kinds(await bench.take()) == [("document.deleted", "d001")]
+
+
+async def test_a_document_that_a_runner_with_a_fast_clock_has_just_read_is_not_published_after_its_withdrawal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content was newer than the delete, by the minutes that the clock was ahead: it stayed searchable until the
+    next sweep, although the command had said that it was withdrawn."""
+    bench.world.fill(2)
+    async with bench.loaded():
+        pass
+    async with lease(bench.postgres, bench.tenant, bench.name, "world") as held:
+        rows = Rows(bench.pool, held.holder)
+        find, reads = rows.find, 0
+
+        async def withdrawn_after_reading(ids: Collection[str]) -> dict[str, Row]:
+            nonlocal reads
+            known, reads = await find(ids), reads + 1
+            if reads == 1:
+                await withdrawal(bench).documents(["d001"])
+            return known
+
+        monkeypatch.setattr(rows, "find", withdrawn_after_reading)
+        entries = [
+            Document(external_id=name, title="T", content="edited", acl_tags=["staff"]) for name in ("d000", "d001")
+        ]
+        ahead = datetime.now(UTC) + timedelta(minutes=3)
+        await Publisher(bench.producer, rows).publish(entries, ahead, "live")
+    assert kinds(await bench.take())[0] == ("document.deleted", "d001")
+    states = await ledger(bench)
+    assert (states["d000"].alive, states["d001"].alive) == (True, False)
+
+
+@pytest.mark.parametrize("seconds", [150, 243, 86_400])
+async def test_a_document_of_a_process_whose_clock_is_ahead_is_withdrawn(bench: Bench, seconds: int) -> None:
+    """Refused as long as the clock was more than four minutes ahead ("this machine's clock is behind"); and where a
+    failover of Postgres had undone what a source remembers of its stamps, the delete was older than the content."""
+    bench.world.fill(2)
+    async with bench.loaded():
+        pass
+    now = datetime.now(UTC)
+    sent, accepted = now + timedelta(seconds=seconds), now + timedelta(seconds=min(seconds, 150))
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (%s, %s, %s, 'd001', %s, %s)",
+        document_id(bench.tenant, bench.name, "d001"),
+        bench.tenant,
+        bench.name,
+        2**62,
+        accepted,
+    )
+    if seconds > 200:
+        await bench.query("UPDATE connector_sources SET observed_at = %s WHERE tenant = %s", sent, bench.tenant)
+    stamp = await withdrawal(bench).documents(["d001"])
+    assert kinds(await bench.take()) == [("document.deleted", "d001")]
+    assert stamp > (sent if seconds < MAX_AHEAD.total_seconds() else accepted)
+    assert stamp < datetime.now(UTC) + MAX_AHEAD, "it would be refused"
 
 
 async def test_the_runner_publishes_the_delete_of_a_withdrawal_command_that_crashed(bench: Bench) -> None:

@@ -73,13 +73,15 @@ def _page(text: str) -> Statement:
 
 
 @statement("INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since) SELECT")
-async def _intend(tx: Transaction, p: Any) -> int:
+async def _intend(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     tenant, source, stamp, ids, versions = p
+    returned = []
     for id_, version in zip(ids, versions, strict=True):
         row = await tx.lock(ITEMS, tenant, source, id_) or changed(NEW_ITEM, swept_at=tx.now())
         after = changed(row, version=version, in_doubt_since=stamp, fingerprint=None, gone=False)
         await tx.put(ITEMS, after, tenant, source, id_)
-    return len(ids)
+        returned.append((id_, row["withdrawn_at"] is not None))
+    return returned
 
 
 @statement("SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s AND in_doubt_since IS NOT NULL")

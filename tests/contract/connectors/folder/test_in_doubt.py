@@ -4,10 +4,13 @@ change back."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from connectors.folder.checkpoint import Checkpoint
+from connectors.clock import Clock
+from connectors.folder.checkpoint import Checkpoint, Item
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
@@ -102,6 +105,35 @@ async def test_a_scan_finishes_a_withdrawal_that_crashed_before_publishing(desk:
     await desk.scan()
     assert desk.names(desk.recorder.take()) == [("deleted", "gone.md"), ("deleted", "there.md")]
     await desk.scan()
+    assert desk.recorder.take() == []
+
+
+async def test_a_file_that_is_withdrawn_while_a_scan_with_a_fast_clock_reads_it_is_not_published(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content was newer than the delete, and searchable until the next scan."""
+    path = desk.write("a.md")
+    await desk.scan()
+    listed, withdrawn = Checkpoint.listed, False
+
+    async def withdrawn_after_listing(self: Checkpoint, *scope: Any) -> dict[str, Item]:
+        nonlocal withdrawn
+        rows = await listed(self, *scope)
+        if not withdrawn:
+            withdrawn = True
+            await Withdrawal(self.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+        return rows
+
+    monkeypatch.setattr(Checkpoint, "listed", withdrawn_after_listing)
+    path.write_text("edited")
+    connector = desk.connector()
+    connector._clock = Clock(datetime.now(UTC) + timedelta(minutes=3))
+    await connector.scan()
+    sent = desk.recorder.take()
+    assert not fold_all(sent)[str(path)].alive
+    await connector.scan()
+    assert not fold_all([*sent, *desk.recorder.take()])[str(path)].alive
+    await connector.scan()
     assert desk.recorder.take() == []
 
 
