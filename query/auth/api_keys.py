@@ -193,6 +193,25 @@ class KeyFile:
         Raises Misconfigured while the file cannot be read."""
         return next(((name, entry) for name, entry in self._current().items() if entry.actor == actor), None)
 
+    def permits(self, identity: Identity, key: str | None) -> bool:
+        """Whether the file still gives this identity to the service that it was given to. key: the service's API key;
+        None: it is an actor. Raises Misconfigured while the file cannot be read."""
+        assert identity.key is not None
+        if key is None:
+            named = self._current().get(identity.key)
+            match = None if named is None or named.actor is None else (identity.key, named)
+        else:
+            match = self.entry(key)
+        if match is None or match[0] != identity.key:
+            return False
+        name, entry = match
+        if identity.kind != "delegated" or identity.principal is None:
+            return entry.has_own_access and entry.identity(name) == identity
+        try:
+            return entry.acts_for is not None and entry.on_behalf(name, identity.tenant, identity.principal) == identity
+        except Untrusted:
+            return False
+
     def entry(self, key: str) -> tuple[str, Entry] | None:
         """The name and the entry that this key belongs to; None if the key is unknown or has expired. Raises
         Misconfigured while the file cannot be read."""

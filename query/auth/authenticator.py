@@ -129,6 +129,18 @@ class Authenticator:
         except Untrusted as error:
             raise _unauthorized(str(error)) from error
 
+    def is_in_force(self, headers: Headers, identity: Identity) -> bool:
+        """Whether the API key by which a request was authenticated is in force now, and gives the same identity. A
+        token, whose time may end during its request, counts for all of it. Raises Misconfigured when the key file
+        cannot be read."""
+        if identity.key is None or self._key_file is None:
+            return True
+        key = headers.get(API_KEY)
+        if key is None:
+            credential = headers.get("authorization", "").partition(" ")[2].strip()
+            key = None if credential.count(".") == 2 else credential
+        return self._key_file.permits(identity, key)
+
     async def _by_token(self, token: str, keys: KeySet, headers: Headers) -> Identity:
         """The person of a token, or the person for whom the issuer's token exchange lets a service ask. Raises
         Untrusted."""

@@ -16,7 +16,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.runtime.http_server import PROBES, BodyShare, KeyedLimit
 from query import problems
 from query.auth.authenticator import LOOPBACK_NAMES, Authenticator, host_name
@@ -51,6 +51,9 @@ MAX_BODIES_BYTES, MAX_TENANT_BODIES_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 once as its rate limit permits. It is raised if necessary, so that a few bodies of maximum size always fit."""
 MAX_DISCARDED_BODIES = 16
 """How many times the maximum size of a body is read and discarded, so that the client reads the refusal."""
+LOOK_SECONDS, MISSES = 2.0, 2
+"""How often the API key of a request that runs for longer is looked for in its file, and how often in a row it must be
+missing: a file may be read while it is written."""
 QUIET = PROBES | {"/metrics"}
 """Paths that machines request every few seconds: counted, but not logged."""
 
@@ -163,18 +166,51 @@ class Gate:
         share = BodyShare(self._bodies, exchange.identity.tenant)
         try:
             with self._limits.place(exchange.identity):
-                body = await self._body(headers, receive, share)
-                async with self._limits.slot(exchange.identity, kind) as slot:
-                    scope["state"]["slot"] = slot
-                    scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
-                    charge_to(account.charge)  # only in this request's task
-                    await _while_connected(self._app, scope, body, receive, send)
+                async with self._in_force(headers, exchange.identity):
+                    body = await self._body(headers, receive, share)
+                    async with self._limits.slot(exchange.identity, kind) as slot:
+                        scope["state"]["slot"] = slot
+                        scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
+                        charge_to(account.charge)  # only in this request's task
+                        await _while_connected(self._app, scope, body, receive, send)
         except Problem:
             account.close(refund=True)
             raise
         finally:
             share.release()
             account.close()
+
+    @asynccontextmanager
+    async def _in_force(self, headers: Headers, identity: Identity) -> AsyncIterator[None]:
+        """End a request, wherever it waits or how much of it was sent, soon after its API key was removed or changed:
+        a streamed answer takes minutes. Raises Problem (401)."""
+        loop, timer = asyncio.get_running_loop(), None
+        misses = 0
+
+        def look() -> None:
+            nonlocal misses, timer
+            try:
+                misses = 0 if self._authenticator.is_in_force(headers, identity) else misses + 1
+            except Misconfigured:
+                misses += 1
+            if misses == MISSES:
+                limit.reschedule(loop.time())
+            else:
+                timer = loop.call_later(LOOK_SECONDS, look)
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                if identity.key is not None:
+                    timer = loop.call_later(LOOK_SECONDS, look)
+                try:
+                    yield
+                finally:
+                    if timer is not None:
+                        timer.cancel()
+        except TimeoutError:
+            if misses < MISSES:
+                raise
+            raise Problem("unauthorized", "the API key was removed or changed during the request") from None
 
     @asynccontextmanager
     async def _answering(self, identity: Identity, slot: Slot) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -17,11 +18,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.runtime.http_server import UNCOUNTED_BODY_BYTES
+from query.auth.api_keys import KeyFile
+from query.auth.authenticator import Authenticator as RealAuthenticator
 from query.auth.identity import Identity
 from query.http.gate import MAX_TENANT_BODIES_BYTES, Gate
 from query.limits.concurrency import Limits
-from query.settings import ServeSettings
+from query.settings import AuthSettings, ServeSettings
 from query.telemetry import QueryMetrics
+from tests.support.query.http_kit import write_keys
 
 MEGABYTE = 2**20
 
@@ -104,6 +108,73 @@ async def test_a_path_that_ends_with_a_newline_reaches_no_route(path: str) -> No
         assert (await client.post(path, headers=who)).status_code == 200
         assert (await client.post(f"{path}%0A", headers=who)).status_code == 404
     assert reached == [path]
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+async def test_a_stream_ends_soon_after_its_api_key_was_removed_or_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delegated: bool
+) -> None:
+    """An answer whose model writes slowly went on for more than a minute."""
+    monkeypatch.setattr("query.http.gate.LOOK_SECONDS", 0.05)
+    entries: dict[str, dict[str, Any]] = {"bot": {"key": "one", "tenant": "acme", "tags": ["a"]}}
+    path = write_keys(tmp_path / "keys.toml", **entries)
+    key_file = KeyFile(path)
+    identity = Identity("key", "acme", None, ("a",), key="bot")
+    if delegated:
+        acts_for = "[bot.acts_for]\nissuer = 'idp'\njwks_url = 'https://idp.example/keys'\nscopes = ['answers']\n"
+        path.write_text(path.read_text() + acts_for)
+        identity = Identity("delegated", "acme", "ann", key="bot", scopes=("answers",))
+    authenticator = RealAuthenticator(AuthSettings(), keys=None, key_file=key_file, development=None)
+
+    async def authenticate(_: Headers) -> Identity:
+        return identity
+
+    monkeypatch.setattr(authenticator, "authenticate", authenticate)
+    sent: list[Message] = []
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"a word ", "more_body": True})
+            await asyncio.sleep(0.01)
+
+    gate = gate_of(stream, ServeSettings(), QueryMetrics())
+    gate._authenticator = authenticator
+    received = asyncio.Queue[Message]()
+    received.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/answers",
+        "headers": [(b"x-api-key", b"one")],
+    }
+    kept = path.read_text()
+    looks: list[bool] = []
+    is_in_force = authenticator.is_in_force
+
+    def look(headers: Headers, known: Identity) -> bool:
+        looks.append(is_in_force(headers, known))
+        if len(looks) == 3:
+            path.write_text("")
+        if len(looks) == 4:
+            path.write_text(kept)  # an editor has written it in two steps
+        if len(looks) == 6:
+            path.write_text(kept.replace('"acme"', '"globex"'))
+        return looks[-1]
+
+    monkeypatch.setattr(authenticator, "is_in_force", look)
+    async with asyncio.timeout(60):
+        await gate(scope, received.get, send)
+    assert looks == [True, True, True, False, True, True, False, False]
+    count = len(sent)
+    await asyncio.sleep(0.1)
+    assert len(sent) == count
+    assert sent[-1]["more_body"], "a response that was cut off does not look complete"
 
 
 async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory() -> None:
