@@ -217,7 +217,7 @@ def _progress(
     if seq < want_seq:
         state: StoreState = "failed" if attempts else "pending"
         return StoreProgress(
-            state, seq, want_seq, settled_at, pending_since, next_at if attempts else None, attempts, error
+            state, seq, want_seq, settled_at, pending_since, next_at if attempts or error else None, attempts, error
         )
     state = "withdrawn" if not desired else "partial" if refused else "settled"
     return StoreProgress(state, seq, want_seq, settled_at, error=error, refused=refused)

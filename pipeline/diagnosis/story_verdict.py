@@ -206,10 +206,10 @@ def _waits(name: str, progress: StoreProgress, context: Context) -> str:
     before = f", {progress.before} documents before it" if progress.before else ""
     if trouble := context.outages.get(name):
         before += f"; {name} is stalled: {trouble}"
+    retry = f", next attempt at {moment(progress.next_retry)}" if progress.next_retry else ""
     if progress.state == "failed":
-        retry = f", next attempt at {moment(progress.next_retry)}" if progress.next_retry else ""
         return f"{name} failed {progress.attempts} times{since} ({progress.error}){retry}{before}"
-    why = f" ({progress.error})" if progress.error else ""
+    why = f" ({progress.error}){retry}" if progress.error else ""
     queue = context.queue(name)
     if queue is None:
         return f"waiting for {name}{since}{why}{before}: is the {name} worker running?"

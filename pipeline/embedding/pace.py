@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
@@ -21,10 +22,12 @@ ALONE_AFTER_TRIES, ALONE_AFTER_ANSWERS = 3, 3
 """A request that has failed so often, while so many others were answered, is not tried until its deadline: the server
 is there, and the other documents in it wait no longer than they must."""
 MAX_SUSPECTS = 1_000
+"""The most requests that are remembered because they fail alone, and because they failed until their deadline."""
 SUSPECT_BASE_SECONDS, SUSPECT_CAP_SECONDS = 0.25, 20.0
 """The least wait after a failure of a request that fails alone, doubled each time up to the cap."""
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Throttled(Deferred):
@@ -39,6 +42,15 @@ class Alone(Retryable):
 
 class ThrottledAlone(Alone, Deferred):
     """The same for one that was throttled: a server may refuse what is too large for its limit with a 429."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The failures of one request, and what happened to others since the first of them."""
+
+    tries: int
+    answered_before: int
+    failed_before: int
 
 
 class Place:
@@ -75,8 +87,11 @@ class Pace:
         self._rate = Rate()
         self._running = 0
         self._answered = 0
+        self._failed = 0
         self._suspects: dict[int, int] = {}
         """Hashes of requests that fail alone → how often each has. The oldest are forgotten first."""
+        self._unanswered: dict[int, _Failures] = {}
+        """Hashes of requests that failed until their deadline. The oldest are forgotten first."""
 
     async def run(
         self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float, of: bytes | None = None
@@ -96,40 +111,59 @@ class Pace:
                 self._rate.rests(time.monotonic())
 
     async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float, of: bytes | None) -> T:
-        attempt = answered_before = 0
-        while True:
-            async with Place(self._places) as place:
-                await self._allowed(size, deadline)
-                if attempt == 0:
-                    answered_before = self._answered
-                try:
-                    result = await request(place)
-                except Retryable as error:
-                    failure = error
-                else:
-                    self._answered += 1
-                    if self._suspects:  # a megabyte takes a millisecond to hash
-                        self._suspects.pop(hash(of), None)
-                    self._rate.answered(size)
-                    return result
-            attempt += 1
-            # A request that the server does not answer at all is tried once, for longer than the deadline.
-            often = attempt >= ALONE_AFTER_TRIES or (time.monotonic() >= deadline and not isinstance(failure, Deferred))
-            if hash(of) in self._suspects or (often and self._answered - answered_before >= ALONE_AFTER_ANSWERS):
-                raise self._alone(failure, of)
-            wait = self._pause(failure, attempt - 1)
-            if time.monotonic() + wait >= deadline:
-                kind = Deferred if isinstance(failure, Deferred) else Retryable
-                raise kind(str(failure), retry_after=wait, service="embedding") from failure
-            await asyncio.sleep(wait)
+        attempt, failures = 0, self._known_failures(of)
+        try:
+            while True:
+                async with Place(self._places) as place:
+                    await self._allowed(size, deadline)
+                    if failures is None:
+                        failures = _Failures(0, self._answered, self._failed)
+                    try:
+                        result = await request(place)
+                    except Retryable as error:
+                        failure = error
+                    else:
+                        self._answered += 1
+                        if self._suspects:  # a megabyte takes a millisecond to hash
+                            self._suspects.pop(hash(of), None)
+                        failures = None
+                        self._rate.answered(size)
+                        return result
+                attempt += 1
+                self._failed += 1
+                failures.tries += 1
+                # A request that the server does not answer at all is tried once, for longer than the deadline.
+                late = time.monotonic() >= deadline and not isinstance(failure, Deferred)
+                often = failures.tries >= ALONE_AFTER_TRIES or late
+                answered = self._answered - failures.answered_before
+                if hash(of) in self._suspects or (often and answered >= ALONE_AFTER_ANSWERS):
+                    failures = None
+                    raise self._alone(failure, of)
+                wait = self._pause(failure, attempt - 1)
+                if time.monotonic() + wait >= deadline:
+                    kind = Deferred if isinstance(failure, Deferred) else Retryable
+                    raise kind(str(failure), retry_after=wait, service="embedding") from failure
+                await asyncio.sleep(wait)
+        except Retryable:
+            if failures is not None and failures.tries and of is not None:
+                _remember(self._unanswered, hash(of), failures)
+            raise
+
+    def _known_failures(self, of: bytes | None) -> _Failures | None:
+        """The failures of earlier calls with the same request: where little else is embedded, three others are not
+        answered within one call. None if there are none, or others failed more often than they were answered since:
+        the server may mean everybody."""
+        known = self._unanswered.pop(hash(of), None) if self._unanswered else None
+        if known is None:
+            return None
+        others_failed = self._failed - known.failed_before - known.tries
+        return known if self._answered - known.answered_before >= others_failed else None
 
     def _alone(self, failure: Retryable, of: bytes | None) -> Alone:
         """The error for a request that fails alone, which waits longer each time."""
         times = self._suspects.pop(hash(of), 0)
         if of is not None:
-            self._suspects[hash(of)] = times + 1
-            while len(self._suspects) > MAX_SUSPECTS:
-                del self._suspects[next(iter(self._suspects))]
+            _remember(self._suspects, hash(of), times + 1)
         wait = max(failure.retry_after or 0.0, min(SUSPECT_CAP_SECONDS, SUSPECT_BASE_SECONDS * 2.0 ** min(times, 16)))
         kind = ThrottledAlone if isinstance(failure, Deferred) else Alone
         error = kind(str(failure), retry_after=wait, service="embedding")
@@ -169,6 +203,12 @@ class Pace:
         if isinstance(failure, Throttled):
             self._rate.refused(time.monotonic(), self._not_before, failure.retry_after)
         return wait
+
+
+def _remember(known: dict[int, V], key: int, value: V) -> None:
+    known[key] = value
+    while len(known) > MAX_SUSPECTS:
+        del known[next(iter(known))]
 
 
 ENOUGH = 10

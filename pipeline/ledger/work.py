@@ -334,6 +334,26 @@ async def set_aside(
     )
 
 
+async def put_off(
+    connection: Connection,
+    generation: str,
+    store: Store,
+    document: UUID,
+    *,
+    reason: str,
+    least_seconds: float,
+    most_seconds: float,
+) -> None:
+    """Record why a document is still pending in a store, which is no failure of it. The sweeper hints it again after as
+    long as it has been pending, within these bounds."""
+    await connection.execute(
+        "UPDATE index_state SET error = %s, next_at = clock_timestamp() + least(make_interval(secs => %s),"
+        " greatest(make_interval(secs => %s), clock_timestamp() - pending_since))"
+        " WHERE document_id = %s AND generation = %s AND store = %s AND seq < want_seq",
+        [reason[:500], most_seconds, least_seconds, document, generation, store],
+    )
+
+
 async def pending(connection: Connection, generation: str, *, within_seconds: float, most: int) -> int:
     """The number of states of this generation that have been pending for at most ``within_seconds`` and have not
     failed, counted up to ``most``. What has been pending longer may wait for a store with an outage."""

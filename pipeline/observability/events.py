@@ -36,6 +36,7 @@ LogEvent = Literal[
     "dead_letter_flood",
     "development_mode_enabled",
     "document_diverged",
+    "document_put_off",
     "document_set_aside",
     "drop_folder_delayed",
     "drop_folder_problem_reported",

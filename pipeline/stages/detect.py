@@ -253,6 +253,9 @@ class Detect:
             self._metrics.poison_moved.inc(moved)
             log.warning("poison_moved_to_backfill", count=moved)
 
+    async def put_off(self, record: Incoming, error: Retryable) -> bool:
+        return False  # nobody sends the event again
+
     async def is_backlogged(self) -> bool:
         if (began := monotonic()) < self._check_backlog_at:
             return self._is_backlogged

@@ -76,6 +76,8 @@ class Generations:
                 with services_used() as used:
                     await converge(generation, ids)
             except (Retryable, Misconfigured) as error:
+                if isinstance(error, Retryable) and error.alone:
+                    raise  # a document's failure, not the generation's
                 if error.service not in served_active or not await self._pause(generation.name, error):
                     if isinstance(error, Retryable):
                         raise  # an outage: the next generation would fail as well
@@ -156,6 +158,23 @@ async def set_aside(
     log.error("document_set_aside", store=store, document=str(document), reason=reason, at=frames)
 
 
+async def put_off(pool: Pool, store: Store, document: UUID, generation: str, error: Retryable) -> None:
+    """Record why a document is still pending, without a failure of it. The sweeper hints it again after as long as it
+    has been pending, within the bounds of those that failed."""
+    with translated(store):
+        async with pool.connection() as connection:
+            await work.put_off(
+                connection,
+                generation,
+                store,
+                document,
+                reason=str(error),
+                least_seconds=max(SET_ASIDE_BASE_SECONDS, error.retry_after or 0.0),
+                most_seconds=SET_ASIDE_CAP_SECONDS,
+            )
+    log.warning("document_put_off", store=store, document=str(document), reason=str(error)[:300])
+
+
 MODEL_OUTAGE_SECONDS, MAX_MODEL_OUTAGE_SECONDS = 5.0, 30.0
 """The pause before a model that failed is called again, unless its answer says how long; and the longest pause."""
 
@@ -191,7 +210,8 @@ class ModelBreaker:
         try:
             await converge(generation, ids)
         except (Retryable, Misconfigured) as error:
-            if error.service != "embedding" or not await self._has_own_model(generation):
+            is_alone = isinstance(error, Retryable) and error.alone  # the model answers others: no outage
+            if is_alone or error.service != "embedding" or not await self._has_own_model(generation):
                 raise
             retry_after = error.retry_after if isinstance(error, Retryable) else None
             wait = min(MAX_MODEL_OUTAGE_SECONDS, retry_after or MODEL_OUTAGE_SECONDS)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.core.errors import Deferred, Service
+from pipeline.core.errors import Deferred, Retryable, Service
 from pipeline.core.model import Lane
 from topics.codec import Headers
 from topics.registry import Topic
@@ -79,6 +79,12 @@ class Stage(Protocol):
         what ``handle`` raises; the record is then tried again."""
         ...
 
+    async def put_off(self, record: Incoming, error: Retryable) -> bool:
+        """Record where an operator sees it that a record fails while the service answers others, and when it is tried
+        again; its partition goes on. No failure of the record. Returns False where nothing would try it again. Raises
+        what ``handle`` raises."""
+        ...
+
     async def is_backlogged(self) -> bool:
         """Whether backfill should wait, because the stages that follow have enough work pending. Never raises."""
         ...
@@ -86,6 +92,9 @@ class Stage(Protocol):
 
 class FinalStage:
     """Base class of a stage that no other one follows."""
+
+    async def put_off(self, record: Incoming, error: Retryable) -> bool:
+        return False
 
     async def is_backlogged(self) -> bool:
         return False

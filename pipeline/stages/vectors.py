@@ -30,7 +30,7 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint, send_hints
 from pipeline.stages.manifests import Chunker
-from pipeline.stages.sink import Generations, ModelBreaker, set_aside
+from pipeline.stages.sink import Generations, ModelBreaker, put_off, set_aside
 from pipeline.stages.stage import FinalStage, Incoming, used
 from pipeline.stores import chunk_rows, graph, vectors
 from pipeline.stores.postgres import Connection, Pool, translated
@@ -107,6 +107,14 @@ class VectorSink(FinalStage):
             await self._dead.add(record, stage=self.name, error=error)
             return
         await set_aside(self._pool, "vectors", document, generation, error, self._metrics)
+
+    async def put_off(self, record: Incoming, error: Retryable) -> bool:
+        try:
+            document, generation = read_hint(record)
+        except Poison:
+            return False
+        await put_off(self._pool, "vectors", document, generation, error)
+        return True
 
     async def _converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         await self._model_breaker.serve(generation, ids, self.converge)

@@ -32,6 +32,9 @@ SPLIT_EVERY_TRIES = 10
 """Without such evidence, because there are no other batches, a batch is halved each time it has failed this often: one
 half may succeed. It is halved at once where the service is known to answer others."""
 
+PUT_OFF_AFTER_SECONDS = 10.0
+"""A record that fails alone is put off at once if it may come back only after so long."""
+
 Item = tuple[Incoming, object]
 Outcome = Literal["done", "again", "split"]
 
@@ -123,6 +126,8 @@ class Attempts:
             batch.refused = ()
             if self._is_at_fault(batch, error):
                 return await self._split_or_set_aside(batch, error)
+            if await self._is_put_off(batch, error):
+                return "done"
             if len(batch.items) > 1 and (batch.alone or batch.tries % SPLIT_EVERY_TRIES == 0):
                 return "split"
             return "again"
@@ -178,6 +183,9 @@ class Attempts:
         if service == "dead-letters":  # no outage: records that are not part of the flood go on
             self._record_flood(reason)
             return
+        if batch.alone:  # no outage: the service answers others
+            self._record_end(set())
+            return
         closed = self.breaker.trouble is None
         first = batch.items[0][0]
         self.breaker.failed(
@@ -216,6 +224,19 @@ class Attempts:
         return (
             not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER_TRIES and others >= MIN_OTHER_SUCCESSES
         )
+
+    async def _is_put_off(self, batch: Batch, error: Exception) -> bool:
+        """Have a record put off that fails alone again and again, or is to come back late: no lane keeps it, and an
+        operator sees it."""
+        if not (isinstance(error, Retryable) and batch.alone and len(batch.items) == 1):
+            return False
+        if batch.tries < SET_ASIDE_AFTER_TRIES and (error.retry_after or 0.0) < PUT_OFF_AFTER_SECONDS:
+            return False
+        try:
+            return await self._stage.put_off(batch.items[0][0], error)
+        except Exception as again:  # noqa: BLE001  an outage, for example: the record stays in its lane
+            log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
+            return False
 
     async def _split_or_set_aside(self, batch: Batch, error: Exception) -> Outcome:
         """Ask for a batch of several records to be halved; set a single record aside."""

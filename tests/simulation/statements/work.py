@@ -144,6 +144,16 @@ async def _failed(tx: Transaction, p: Any) -> int:
     return await _update_state(tx, tuple(key), attempts=row["attempts"] + 1, error=error, next_at=next_at)
 
 
+@statement("UPDATE index_state SET error = %s, next_at = clock_timestamp() + least(")
+async def _put_off(tx: Transaction, p: Any) -> int:
+    error, most, least, *key = p
+    row = await tx.lock("index_state", *key)
+    if row is None or row["seq"] >= row["want_seq"]:
+        return 0
+    wait = min(timedelta(seconds=most), max(timedelta(seconds=least), tx.now() - row["pending_since"]))
+    return await _update_state(tx, tuple(key), error=error, next_at=tx.now() + wait)
+
+
 @statement("SELECT s.store, count(*), min(s.pending_since) FROM index_state s")
 def _pending_backfill(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     waiting: dict[str, list[datetime]] = {}

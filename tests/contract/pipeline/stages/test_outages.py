@@ -14,14 +14,22 @@ from structlog.testing import capture_logs
 
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.diagnosis import story
+from pipeline.diagnosis.story_verdict import judge
+from pipeline.embedding.openai import OpenAIEmbedder
+from pipeline.embedding.port import OneModel
+from pipeline.embedding.tokens import byte_pairs
 from pipeline.kafka.producer import NotDelivered, Stored
 from pipeline.ledger import builds, generations
 from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import EmbeddingSettings
 from pipeline.stages import sink
 from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import create_index
+from pipeline.stores.postgres import create_chunk_table
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
+from tests.fakes.openai import FakeOpenAI
 from tests.support.pipeline.build_kit import Site, access, document, sections
 from tests.support.pipeline.delivered import delivered
 from tests.support.pipeline.stage_kit import Working, event, hint
@@ -203,6 +211,53 @@ async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Sit
     shown = f"{aside} {''.join(traceback.format_exception(error)) if error else ''}"
     assert "CheckViolation (23514)" in shown
     assert "hush" not in shown
+
+
+@pytest.mark.parametrize("state", ["active", "building"])
+async def test_a_document_that_the_model_refuses_alone_says_why_it_waits_and_until_when(
+    site: Site, short_pauses: None, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """One whose passage the server answers 429 each time was pending without a reason, and its record stayed in the
+    worker. Where it had another model than the active generation, it interrupted the build for all others, too."""
+    name = "g1"
+    if state == "building":
+        name = "g2"
+        async with site.pool.connection() as connection:
+            g1 = await generations.active(connection)
+            g2 = replace(g1, name="g2", state="building", keyword_index=g1.keyword_index.replace("g1", "g2"))
+            g2 = replace(g2, chunk_table="chunks_g2", model="another")
+            await create_chunk_table(connection, g2)
+            await builds.begin(connection, g2, g1)
+    others = [f"{n}.md" for n in range(12)]
+    await site.accept(document("large", "a poison passage"), *(document(other, sections(other)) for other in others))
+    async with FakeOpenAI(dimensions=384) as server:
+        server.faults.poison, server.faults.poison_status = "poison", 429
+        server.faults.throttle_headers = {"retry-after-ms": "20"}
+        settings = EmbeddingSettings(
+            provider="openai", base_url=server.url, dimensions=384, timeout_seconds=5.0, batch_inputs=1
+        )
+        model = OpenAIEmbedder(settings, byte_pairs(), patience_seconds=2.0, backoff_base_seconds=0.01)
+        monkeypatch.setattr(site.vectors, "_models", OneModel(model))
+        try:
+            async with Working(site.vectors) as working:
+                for document_name in ("large", *others):
+                    await working.lanes.put(hint(document_name, name), document_name)
+                await working.until(lambda: len(working.done) == 13)
+        finally:
+            await model.aclose()
+    id_ = document_id("acme", "wiki", "large")
+    waiting = await site.space.query(
+        "SELECT document_id, attempts, error, extract(epoch FROM next_at - pending_since) FROM index_state"
+        f" WHERE store = 'vectors' AND generation = '{name}' AND seq < want_seq"
+    )
+    [(document_, attempts_, error, seconds)] = waiting
+    assert (document_, attempts_) == (id_, 0)
+    assert "answers 429" in error
+    assert seconds >= sink.SET_ASIDE_BASE_SECONDS
+    async with site.pool.connection() as connection:
+        known = await story.read(connection, id_)
+    if state == "active":
+        assert f"({error}), next attempt at" in judge(known).reason
 
 
 async def test_a_read_only_index_of_a_building_generation_does_not_delay_the_active_one(

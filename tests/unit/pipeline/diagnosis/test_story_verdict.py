@@ -49,6 +49,7 @@ DOCUMENT = Document(
 )
 SETTLED = StoreProgress("settled", 7, 7, AT)
 PENDING = StoreProgress("pending", 6, 7, None, AT)
+PUT_OFF = StoreProgress("pending", 6, 7, None, AT, LATER, 0, "the embedding server answers 429")
 FAILED = StoreProgress("failed", 6, 7, None, AT, LATER, 3, "the row is too big")
 READERS = Access(("wiki/staff",), (), AT)
 CREATED = Event(AT, "document.upserted.v1", "created", 3, AT, 7, "live")
@@ -194,6 +195,13 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         "restore that service",
     ),
     ("failed", story(FAILED), Context(), "failed 3 times", "penstock audit --repair"),
+    (
+        "waiting",
+        story(PUT_OFF),
+        Context(),
+        "(the embedding server answers 429), next attempt at 2026",
+        "penstock status",
+    ),
     ("empty", story(chunks=0), Context(), "its text is empty", "publish it with text"),
     (
         "differs",

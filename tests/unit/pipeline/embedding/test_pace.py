@@ -140,6 +140,49 @@ async def test_a_request_that_is_always_throttled_alone_holds_up_no_other() -> N
     assert not again.value.alone, "the server may mean the whole client"
 
 
+async def test_a_request_that_fails_alone_is_recognised_although_little_else_is_sent() -> None:
+    """Between its tries no three others were answered, so it stayed one of those that the server may mean the whole
+    client by: each 429 held up every other request, without end."""
+    pace = Pace(parallel=4, base_seconds=0.01)
+
+    async def throttled(_place: Place) -> None:
+        raise Throttled("too large", retry_after=0.05)
+
+    async def other(_place: Place) -> None:
+        pass
+
+    alone = []
+    for _ in range(6):
+        with pytest.raises(Retryable) as caught:
+            await pace.run(throttled, size=1, deadline=deadline_in(0.3), of=b"large")
+        alone.append(caught.value.alone)
+        await pace.run(other, size=1, deadline=deadline_in())
+    assert (alone[0], alone[-2:]) == (False, [True, True])
+
+
+async def test_what_failed_in_an_outage_does_not_count_as_failing_alone_after_it() -> None:
+    pace = Pace(parallel=4, base_seconds=0.01)
+    is_down = True
+
+    async def request(_place: Place) -> None:
+        if is_down:
+            raise Retryable("down")
+
+    async def fails(_place: Place) -> None:
+        raise Retryable("down")
+
+    for _ in range(5):
+        for name in (b"a", b"b", b"c", b"d"):
+            with pytest.raises(Retryable):
+                await pace.run(request, size=1, deadline=deadline_in(0.01), of=name)
+    is_down = False
+    for name in (b"b", b"c", b"d"):
+        await pace.run(request, size=1, deadline=deadline_in(), of=name)
+    with pytest.raises(Retryable) as caught:
+        await pace.run(fails, size=1, deadline=deadline_in(0.01), of=b"a")
+    assert not caught.value.alone
+
+
 @pytest.mark.parametrize("failure", [Retryable("down"), Throttled("slow down", retry_after=0.01)])
 async def test_a_request_is_retried_until_its_deadline_while_no_other_is_answered(failure: Retryable) -> None:
     pace = Pace(parallel=4, base_seconds=0.01)

@@ -163,6 +163,30 @@ async def test_a_record_that_fails_alone_holds_up_neither_its_batch_nor_later_re
     assert (stage.aside, tries <= 4) == ([], True)
 
 
+@pytest.mark.parametrize(("wait", "most_tries"), [(0.0, 6), (60.0, 1)])
+async def test_a_record_that_fails_alone_is_put_off_where_an_operator_sees_it(wait: float, most_tries: int) -> None:
+    """It was tried again for as long as the worker ran, its partition was not committed, and `penstock why` did not
+    say what it waited for. No breaker opens: the service answers others."""
+    tries = 0
+    put_off: list[tuple[int, str]] = []
+
+    class PuttingOff(Stage):
+        async def put_off(self, record: Incoming, error: Retryable) -> bool:
+            put_off.append((record.offset, str(error)))
+            return True
+
+    def work(_: int) -> None:
+        nonlocal tries
+        tries += 1
+        raise Alone("429", retry_after=wait, service="embedding")
+
+    stage = PuttingOff(work)
+    stage.batch_size = 1
+    assert sorted(await run(stage, 4, until=lambda done: len(done) == 4, lanes=4)) == [0, 1, 2, 3]
+    assert sorted(put_off) == [(n, "429") for n in range(4)]
+    assert (stage.aside, tries) == ([], 4 * most_tries)
+
+
 async def test_a_record_held_back_by_the_dead_letter_limit_is_not_set_aside() -> None:
     def work(offset: int) -> None:
         if offset == 3:
