@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -58,6 +57,9 @@ POLL_SECONDS, POLL_PAUSE, MAX_POLL_SECONDS = 0.03, 5, 2.0
 """The pause between two looks at what is searchable: POLL_PAUSE times the duration of the last look, but at least
 POLL_SECONDS and at most MAX_POLL_SECONDS."""
 POLL_IDS = 2_000
+WATCH_FINISH_SECONDS, WATCH_END_SECONDS = 4.0, 10.0
+"""How long `watch` goes on with a scan when it is stopped, before that is cancelled, as a kill would; and the longest
+time that it takes to end where Kafka or Postgres is gone. The next one publishes what is then in doubt."""
 
 
 @dataclass
@@ -354,17 +356,29 @@ def watch(
 
     Example: penstock watch docs/ --acl staff
     """
-    asyncio.run(_watch(paths, readers(acl, required), required, tenant, mass_delete=allow_mass_delete))
+    from pipeline.runtime.stopping import run_until_stopped
+
+    may_read = readers(acl, required)
+    asyncio.run(
+        run_until_stopped(
+            "watch",
+            lambda stop: _watch(stop, paths, may_read, required, tenant, mass_delete=allow_mass_delete),
+            finish_seconds=WATCH_FINISH_SECONDS,
+            end_seconds=WATCH_END_SECONDS,
+        )
+    )
 
 
 async def _watch(
-    paths: list[Path], acl: list[str], required: list[str] | None, tenant: str, *, mass_delete: bool
+    stop: asyncio.Event,
+    paths: list[Path],
+    acl: list[str],
+    required: list[str] | None,
+    tenant: str,
+    *,
+    mass_delete: bool,
 ) -> None:
     from pipeline.observability import tracing
-
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     def on_report(report: ScanReport) -> None:
         for event in report.published:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -24,6 +23,7 @@ from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
 from pipeline.runtime.health import health
 from pipeline.runtime.http_server import served
 from pipeline.runtime.settings import Settings, home
+from pipeline.runtime.stopping import run_until_stopped
 from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.postgres import open_pool
 
@@ -31,13 +31,22 @@ log = structlog.get_logger()
 
 FOLDER = "connectors"
 """The part of the state folder that holds the files of sources."""
+FINISH_SECONDS, STOP_SECONDS = 15.0, 28.0
+"""The longest time from the signal until what is still closed is cancelled, and to the end of the process; Kubernetes
+kills it after 30. What Kafka has not acknowledged by then is in doubt, and published again."""
 
 
 async def run(settings: Settings, declared: Declared) -> None:
     """Run until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await run_until_stopped(
+        "connectors",
+        lambda stop: _run(stop, settings, declared),
+        finish_seconds=FINISH_SECONDS,
+        end_seconds=STOP_SECONDS,
+    )
+
+
+async def _run(stop: asyncio.Event, settings: Settings, declared: Declared) -> None:
     metrics = Metrics()
     extraction = await _update_extraction(metrics, {})
     instances: dict[str, Instance] = {}

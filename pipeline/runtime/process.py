@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from pipeline.observability import lineage, tracing
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.health import health
 from pipeline.runtime.settings import Settings
+from pipeline.runtime.stopping import end_anyway
 
 log = structlog.get_logger()
 
@@ -161,6 +161,4 @@ def _collect_garbage() -> None:
 
 
 def _end_anyway(name: str) -> None:
-    log.error("worker_stop_overdue", worker=name, after_seconds=STOP_SECONDS)
-    sys.stderr.flush()
-    os._exit(1)
+    end_anyway(name, STOP_SECONDS)
