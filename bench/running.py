@@ -26,7 +26,7 @@ from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 CODE = Path(__file__).resolve().parents[1]
-"""What is measured is the code of this folder, whatever the environment has installed."""
+"""The folder whose code is measured, whatever the environment has installed."""
 GRAPH_WAIT_SECONDS = 1_800.0
 FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
 """Settings for measurements of a system that runs for months."""
