@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -182,21 +183,28 @@ async def page(connection: Connection, chosen: RecordFilter, limit: int) -> list
 
 async def days(connection: Connection) -> list[date]:
     """The days that have a partition by its name, or a record, in order. Whoever may create a partition chooses its
-    name: in one that is named after another day, no check would read the records."""
+    name: in one that is named after another day, no check would read the records. Raises psycopg.Error."""
     cursor = await connection.execute(
-        """
-        WITH RECURSIVE recorded (day) AS (
-            (SELECT r.day FROM trail.records r ORDER BY r.day LIMIT 1)
-            UNION ALL
-            SELECT (SELECT r.day FROM trail.records r WHERE r.day > n.day ORDER BY r.day LIMIT 1)
-            FROM recorded n WHERE n.day IS NOT NULL
-        )
-        SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = 'trail.records'::regclass AND c.relname ~ '^records_[0-9]{8}$'
-        UNION SELECT day FROM recorded WHERE day IS NOT NULL ORDER BY 1
-        """
+        "SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'trail.records'::regclass AND c.relname ~ '^records_[0-9]{8}$' ORDER BY 1"
     )
-    return [day for (day,) in await cursor.fetchall()]
+    named = [day for (day,) in await cursor.fetchall()]
+    cursor = await connection.execute(
+        sql.SQL("SELECT DISTINCT day FROM trail.records WHERE {}").format(_between(named))
+    )
+    return sorted({*named, *(day for (day,) in await cursor.fetchall())})
+
+
+def _between(named: Sequence[date]) -> sql.Composable:
+    """The condition that a day is not one of these, which are in order. With ranges of constants, Postgres locks only
+    the partitions that hold such days: those of all days would in a few years fill the server's table of locks."""
+    if not named:
+        return sql.SQL("true")
+    ranges = [sql.SQL("day < {} OR day >= {} + 1").format(sql.Literal(named[0]), sql.Literal(named[-1]))]
+    for before, after in pairwise(named):
+        if after - before > timedelta(1):
+            ranges.append(sql.SQL("day >= {} + 1 AND day < {}").format(sql.Literal(before), sql.Literal(after)))
+    return sql.SQL(" OR ").join(ranges)
 
 
 async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
