@@ -107,8 +107,8 @@ async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -
             if received > file.size + len(chunk) + 2 * MAX_FORM_BYTES:  # or what follows the form would never end
                 raise Invalid("body: is longer than its fields and its file")
             delimiters += chunk.count(b"\r\n--" + boundary)
-            if delimiters > MAX_PARTS:  # the parser looks at each, also within a file, where none may be
-                raise Invalid(f"body: its boundary occurs more than {MAX_PARTS} times")
+            if delimiters > MAX_PARTS + 1:  # the parser looks at each, also within a file, where none may be
+                raise Invalid(f"body: more than {MAX_PARTS} fields, or its boundary is in its file")
             parser.write(chunk)
             if form.problem is not None:
                 raise form.problem
