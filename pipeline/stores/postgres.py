@@ -508,10 +508,10 @@ async def _record_rotation(connection: Connection, generation: Generation) -> No
 
     bits = generation.sketch_bits
     signs, orders, mixers = rotation(bits)
-    await connection.execute(
+    await connection.execute(  # vectors as text: a setup's connection does not know their type
         "INSERT INTO sketch_rotations (bits, signs, orders, mixers)"
-        " VALUES (%s, %s::real[], %s::integer[], %s::vector[]) ON CONFLICT DO NOTHING",
-        [bits, signs.ravel().tolist(), (orders + 1).ravel().tolist(), [Vector(row) for row in mixers]],
+        " VALUES (%s, %s::real[], %s::integer[], %s::text[]::vector[]) ON CONFLICT DO NOTHING",
+        [bits, signs.ravel().tolist(), (orders + 1).ravel().tolist(), [Vector(row).to_text() for row in mixers]],
     )
 
 

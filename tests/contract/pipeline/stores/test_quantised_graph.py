@@ -19,7 +19,7 @@ from pipeline.embedding.port import Vectors
 from pipeline.generations import calibration
 from pipeline.ledger import generations
 from pipeline.stores import graph
-from pipeline.stores.postgres import Connection
+from pipeline.stores.postgres import Connection, connect_alone, create_chunk_table
 from pipeline.stores.vectors import add_sketches
 from query.access.callers import readable
 from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, nearest
@@ -224,6 +224,15 @@ async def test_a_graph_that_an_older_version_built_is_not_used_and_built_anew(li
         await graph.create_graph(connection, generation)
         assert (await graph.graphs(connection, generation))["chunks_g1_hnsw"].valid
     assert len({*await texts_of(library, "graph")} & {*near}) >= 8
+
+
+async def test_a_connection_that_knows_no_vectors_makes_the_table_of_a_binary_generation(stack: Stack) -> None:
+    async with Library.create(stack, Topics(), quantisation="binary") as library:
+        await library.execute("DELETE FROM sketch_rotations")
+        new = replace(library.generation, name="g2", chunk_table="chunks_g2")
+        async with await connect_alone(library.settings.postgres, "setup") as connection:
+            await create_chunk_table(connection, new)
+        assert await library.execute("SELECT bits FROM sketch_rotations") == [(new.sketch_bits,)]
 
 
 @pytest.mark.parametrize("dimensions", [100, 384, 1_536])
