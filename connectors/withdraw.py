@@ -16,7 +16,7 @@ from uuid import UUID
 
 from connectors.clock import TOLERANCE, Clock
 from connectors.runner.rows import keep_stamp
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.fold import MAX_AHEAD
 from pipeline.core.identity import INGESTED
 from pipeline.kafka.client import deliver
@@ -206,7 +206,8 @@ class Withdrawal:
 
     async def _clock(self, external_ids: Sequence[str] | None = None) -> Clock:
         """A clock whose stamps are later than what the source has sent, and than what the ledger has of these documents
-        (None: of all), also of a process whose clock is ahead. It waits where that is close to what is refused."""
+        (None: of all), also of a process whose clock is ahead. It waits where that is close to what is refused. Raises
+        Misconfigured where this machine's clock is so far behind that it would wait for long."""
         [(sent, *accepted)] = await self._all(
             "SELECT (SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s AND source = %(source)s),"
             " (SELECT max(observed_at) FROM documents WHERE tenant = %(tenant)s AND source = %(source)s"
@@ -220,7 +221,12 @@ class Withdrawal:
         clock = Clock(None)
         for moment in (sent, *accepted):
             clock.follow(moment)
-        if (ahead := clock.last - now - TOLERANCE) > timedelta():
+        if (ahead := clock.last - now - TOLERANCE) > MAX_AHEAD:
+            raise Misconfigured(
+                f"this machine's clock is behind: the ledger has a change of {clock.last:%Y-%m-%d %H:%M:%S} UTC;"
+                " set the clock, and withdraw again"
+            )
+        if ahead > timedelta():
             await asyncio.sleep(ahead.total_seconds())
         return clock
 

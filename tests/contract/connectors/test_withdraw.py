@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
@@ -15,7 +16,7 @@ from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import lease
 from connectors.source import Document
 from connectors.withdraw import Extent, Withdrawal
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.fold import MAX_AHEAD, State
 from pipeline.core.identity import document_id
 from tests.support.connectors.runner_kit import Bench, kinds
@@ -118,6 +119,23 @@ async def test_a_document_of_a_process_whose_clock_is_ahead_is_withdrawn(bench: 
     assert kinds(await bench.take()) == [("document.deleted", "d001")]
     assert stamp > (sent if seconds < MAX_AHEAD.total_seconds() else accepted)
     assert stamp < datetime.now(UTC) + MAX_AHEAD, "it would be refused"
+
+
+async def test_a_withdrawal_on_a_machine_whose_clock_is_far_behind_is_refused(bench: Bench) -> None:
+    """It waited until its clock had reached the document's time: for a day where the clock was a day behind."""
+    accepted = datetime.now(UTC) + timedelta(days=1)
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (%s, %s, %s, 'd001', 1, %s)",
+        document_id(bench.tenant, bench.name, "d001"),
+        bench.tenant,
+        bench.name,
+        accepted,
+    )
+    async with asyncio.timeout(30):
+        with pytest.raises(Misconfigured, match="this machine's clock is behind"):
+            await withdrawal(bench).documents(["d001"])
+    assert await bench.take() == []
 
 
 async def test_the_runner_publishes_the_delete_of_a_withdrawal_command_that_crashed(bench: Bench) -> None:
