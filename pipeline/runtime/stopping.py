@@ -46,6 +46,8 @@ async def run_until_stopped(
     finally:
         task.cancel()  # if this function was cancelled
         await asyncio.wait([task])
+        if stop.is_set():  # a thread that reads a share or resolves a name may hang, and the process waits for it
+            await loop.shutdown_default_executor()
         deadline.cancel()
     if not (task.cancelled() and stop.is_set()):
         task.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -59,6 +60,21 @@ async def test_a_process_ends_although_what_it_closes_waits(monkeypatch: pytest.
 
     await run_until_stopped("watch", run, finish_seconds=0.01, end_seconds=0.1)
     assert ended == ["watch"]
+
+
+def test_a_process_ends_although_one_of_its_threads_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that does not answer, or a name that is not resolved: the process waited for the thread, and the limit
+    was no longer in force."""
+    ended = threading.Event()
+    monkeypatch.setattr(stopping, "end_anyway", lambda *_: ended.set())
+    went_on: list[bool] = []
+
+    async def run(_: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.to_thread(lambda: went_on.append(ended.wait(20)))
+
+    asyncio.run(run_until_stopped("watch", run, finish_seconds=0.01, end_seconds=0.2))
+    assert went_on == [True]
 
 
 async def test_an_error_is_raised_and_so_is_a_cancellation_without_a_signal() -> None:
