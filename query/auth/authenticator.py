@@ -138,7 +138,7 @@ class Authenticator:
         key = headers.get(API_KEY)
         if key is None:
             credential = headers.get("authorization", "").partition(" ")[2].strip()
-            key = None if credential.count(".") == 2 else credential
+            key = None if credential.count(".") == 2 and self._keys is not None else credential
         return self._key_file.permits(identity, key)
 
     async def _by_token(self, token: str, keys: KeySet, headers: Headers) -> Identity:

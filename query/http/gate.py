@@ -210,7 +210,11 @@ class Gate:
         except TimeoutError:
             if misses < MISSES:
                 raise
-            raise Problem("unauthorized", "the API key was removed or changed during the request") from None
+            raise Problem(
+                "unauthorized",
+                "the API key was removed or changed during the request",
+                headers={"WWW-Authenticate": 'Bearer realm="penstock", error="invalid_token"'},
+            ) from None
 
     @asynccontextmanager
     async def _answering(self, identity: Identity, slot: Slot) -> AsyncIterator[None]:

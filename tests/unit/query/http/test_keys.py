@@ -54,6 +54,17 @@ def test_an_api_key_identifies_its_service_tenant_and_principal(tmp_path: Path) 
         assert identify(keys, wrong) is None
 
 
+@pytest.mark.parametrize("key", ["one", "a.b.c"])
+async def test_a_key_that_is_still_in_the_file_is_in_force_however_it_is_sent(tmp_path: Path, key: str) -> None:
+    """Without an issuer of tokens, a bearer key with two dots was taken for a token on the second look, and its request
+    ended after four seconds."""
+    path = write_keys(tmp_path / "keys.toml", bot={"key": key, "tenant": "acme", "tags": ["x"]})
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=KeyFile(path), development=None)
+    for sent in ({"authorization": f"Bearer {key}"}, {"authorization": f"bearer  {key} "}, {"x-api-key": key}):
+        headers = Headers(sent)
+        assert authenticator.is_in_force(headers, await authenticator.authenticate(headers))
+
+
 async def test_a_request_with_two_credentials_is_refused(tmp_path: Path) -> None:
     """The proxy in front of the service may have looked at the other one."""
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
