@@ -55,9 +55,12 @@ ASSIGNED_PARTITIONS = 32
 MAX_IN_FLIGHT_RECORDS = 10_000
 """The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
 about a megabyte."""
+STOP_READING_RECORDS = MAX_IN_FLIGHT_RECORDS - 5 * POLL_RECORDS * ASSIGNED_PARTITIONS
+"""From so many on no more of the partition is read. What faust has read ahead of it still has room: the partitions of a
+topic share one loop, and those without an unfinished record would wait with it."""
 MAX_HELD_BYTES = 256 * 2**20
 """The size at which no more records of a topic are read until some are done: the largest record for each of the eight
-lanes, which may be parked there, and one poll. Packed, the largest record may have a kilobyte."""
+lanes, which may be parked or held there, and one poll. Packed, the largest record may have a kilobyte."""
 HELD_PAUSE_SECONDS = 0.1
 """How long to wait then before looking again."""
 COMMIT_SECONDS = 5.0
@@ -412,8 +415,12 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: async
             return _Thread(self, loop=self.loop, beacon=self.beacon)
 
         async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
-            """Read only topics of which few bytes are in memory."""
-            readable = {tp for tp in active_partitions if self._held[tp.topic] < MAX_HELD_BYTES}
+            """Read only topics of which few bytes are in memory, and partitions of which few records are in flight."""
+            readable = {
+                tp
+                for tp in active_partitions
+                if self._held[tp.topic] < MAX_HELD_BYTES and progress.in_flight(tp) < STOP_READING_RECORDS
+            }
             if not readable:  # aiokafka would take none as all
                 await asyncio.sleep(HELD_PAUSE_SECONDS)
                 return {}

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import random
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -216,6 +217,29 @@ async def test_a_commit_that_began_before_an_offset_was_taken_back_does_not_undo
     commits.lock.release()
     assert await late
     assert commits.committed == dict.fromkeys(PARTITIONS[1:], 5)
+
+
+async def test_a_partition_with_very_many_records_in_flight_is_not_read_while_the_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its next record waited for room in the loop that all partitions of the topic share: one record that waited for
+    the end of a flood of dead letters stopped them all."""
+    read: list[set[TP]] = []
+
+    async def getmany(_consumer: FaustConsumer, partitions: set[TP], _timeout: float) -> dict[TP, object]:
+        read.append(partitions)
+        return {}
+
+    commits = Commits(stored=set())
+    consumer = commits.consumer(monkeypatch)
+    consumer._held = Counter()
+    monkeypatch.setattr(FaustConsumer, "_getmany", getmany)
+    tokens = [commits.progress.arrived(PARTITIONS[0], n) for n in range(consuming.STOP_READING_RECORDS)]
+    await consumer._getmany(set(PARTITIONS), 1.0)
+    assert tokens[0] is not None
+    commits.progress.finished(PARTITIONS[0], tokens[0])
+    await consumer._getmany(set(PARTITIONS), 1.0)
+    assert read == [set(PARTITIONS[1:]), set(PARTITIONS)]
 
 
 async def test_no_memory_is_held_for_a_consumption_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
