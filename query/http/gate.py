@@ -212,7 +212,7 @@ class Gate:
                 raise
             raise Problem(
                 "unauthorized",
-                "the API key was removed or changed during the request",
+                "the API key was removed or changed, or expired, during the request",
                 headers={"WWW-Authenticate": 'Bearer realm="penstock", error="invalid_token"'},
             ) from None
 
