@@ -114,6 +114,11 @@ class Generation:
     """A graph in pgvector holds each vector, or with ``binary`` one bit for each dimension (``graph_of_sketches``)."""
     sketched: bool = True
     """Whether rows of its chunk table have sketches (``pipeline.core.sketch``); False: an older version made it."""
+    centred: bool = False
+    """Whether the sketches are those of the vectors without ``centre``; False: an older version made it."""
+    centre: bytes | None = None
+    """What all vectors of its model have in common (``pipeline.core.centre``), as pgvector sends it; None: no worker
+    with the model has started yet."""
 
     @property
     def sketch_bits(self) -> int:

@@ -3,6 +3,8 @@
 A vector is rotated at random, and its sketch holds the signs. Two vectors then differ in a share of the bits that
 follows from their angle alone, whatever the model: θ / π on average, as each rotated axis is the normal of a random
 plane (Charikar's signatures). Without the rotation, the signs of a model with few dimensions that matter say little.
+All vectors of some models point into much the same direction, and so differ in few bits: without it, they differ in as
+many as those of any other model (docs/adr/0123-centred-sketches.md).
 The reasons and measurements are in docs/adr/0121-sketches.md.
 """
 
@@ -25,10 +27,12 @@ that of the last row that is wanted. Measured on 10,000 and 60,000 rows of 384 a
 ten and .992 to .998 of the nearest 74 are among them, with 6 to 11 % and 1.5 % of the rows read."""
 
 
-def sketches(vectors: NDArray[np.float32], bits: int) -> NDArray[np.bool_]:
-    """Return the sketches of vectors, shape (n, dimensions), as rows: shape (n, bits). The lengths of the vectors do
-    not matter. bits: ``Generation.sketch_bits``."""
-    rows = np.pad(np.asarray(vectors, dtype=np.float32), ((0, 0), (0, bits - vectors.shape[1])))
+def sketches(vectors: NDArray[np.float32], bits: int, centre: NDArray[np.float32] | None = None) -> NDArray[np.bool_]:
+    """Return the sketches of vectors, shape (n, dimensions), as rows: shape (n, bits). bits:
+    ``Generation.sketch_bits``. centre: what is subtracted from each vector, which then has unit length; without it,
+    lengths do not matter."""
+    rows = np.asarray(vectors, dtype=np.float32)
+    rows = np.pad(rows if centre is None else rows - centre, ((0, 0), (0, bits - rows.shape[1])))
     signs, orders, mixers = rotation(bits)
     for sign, order in zip(signs, orders, strict=True):
         rows = ((rows[:, order] * sign).reshape(-1, SKETCH_BLOCK) @ mixers).reshape(len(rows), bits)

@@ -117,9 +117,9 @@ class Migration:
                     ratio = estimated.ratio
                 if build is None:
                     build = await self._begin(new, active)
-                    await generations.check_model(self._connection, build.generation, embedder)
                 elif new.service is not None and new.service != build.generation.service:
                     await generations.note_service(self._connection, new.name, new.service)
+                await generations.check_model(self._connection, build.generation, embedder)
             feed = Feed(limits, ratio=ratio, name=f"generation {new.name}") if limits.any else None
             with lineage.job(
                 "generation.build",
@@ -248,6 +248,8 @@ class Migration:
             vectors=vectors,
             quantisation="halfvec" if vectors == "elasticsearch" else change.quantisation or active.quantisation,
             sketched=True,
+            centred=True,
+            centre=None,
         )
         most = MAX_GRAPH_DIMENSIONS[new.quantisation]
         if new.dimensions > most:

@@ -102,8 +102,8 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
         await generations.add(connection, generation)
         if generations.same_model(generation, origin):
             await connection.execute(
-                "UPDATE generations SET reference = (SELECT reference FROM generations WHERE name = %s)"
-                " WHERE name = %s",
+                "UPDATE generations g SET reference = o.reference, centre = CASE WHEN g.centred THEN o.centre END"
+                " FROM generations o WHERE o.name = %s AND g.name = %s",
                 [origin.name, generation.name],
             )
         await connection.execute(

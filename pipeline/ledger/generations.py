@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from pgvector import Vector
 from psycopg.types.json import Jsonb
 
+from pipeline.core.centre import CENTRE_TEXTS, centre_of
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation, Quantisation, VectorIndex
 from pipeline.core.relevance import Calibration
@@ -21,13 +23,15 @@ weights round differently on another family of processors (int8 against float32 
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type, service, calibration, vectors, quantisation, sketched"
+    "keyword_index, vector_type, service, calibration, vectors, quantisation, sketched, centred"
 )
+_READ = f"{_COLUMNS}, vector_send(centre) AS centre"
 
 
 def _generation(row: tuple[Any, ...]) -> Generation:
-    """A generation from a row of _COLUMNS, which have the names of its fields."""
-    fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    """A generation from a row of _READ, which has the names of its fields."""
+    fields = dict(zip([*_COLUMNS.split(", "), "centre"], row, strict=True))
+    fields["sketched"] |= fields["centred"]
     params, service, calibration = ChunkParams(**fields.pop("params")), fields.pop("service"), fields.pop("calibration")
     return Generation(
         **fields,
@@ -40,13 +44,13 @@ def _generation(row: tuple[Any, ...]) -> Generation:
 async def writable(connection: Connection) -> list[Generation]:
     """The generations that are not retired: building, active and previous. All follow the ledger, the previous one so
     that a rollback never shows old documents."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state <> 'retired' ORDER BY name")  # noqa: S608 — constants of this module
+    cursor = await connection.execute(f"SELECT {_READ} FROM generations WHERE state <> 'retired' ORDER BY name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
 
 async def active(connection: Connection) -> Generation:
     """The generation that queries use. Raises Misconfigured when there is none."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
+    cursor = await connection.execute(f"SELECT {_READ} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
     row = await cursor.fetchone()
     if row is None:
         raise Misconfigured("no active generation: run `penstock migrate`")
@@ -82,7 +86,7 @@ async def ensure_first(
     """
     async with connection.transaction():
         await lock_for_change(connection)
-        cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
+        cursor = await connection.execute(f"SELECT {_READ} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
         row = await cursor.fetchone()
         if row is not None:
             generation = _generation(row)
@@ -107,6 +111,7 @@ async def ensure_first(
             service=service,
             vectors=vectors,
             quantisation=quantisation,
+            centred=True,
         )
         await add(connection, generation)
         await _create_table(connection, generation)
@@ -131,6 +136,7 @@ async def add(connection: Connection, generation: Generation) -> None:
         "params": Jsonb(asdict(generation.params)),
         "service": Jsonb(asdict(generation.service)) if generation.service else None,
         "calibration": Jsonb(asdict(generation.calibration)) if generation.calibration else None,
+        "sketched": generation.sketched and not generation.centred,  # a worker of an older version then makes none
     }
     await connection.execute(
         f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})",  # noqa: S608 — columns of this module, and placeholders
@@ -167,7 +173,7 @@ async def record_everyday(connection: Connection, name: str, packed: bytes) -> N
 
 async def every(connection: Connection) -> list[Generation]:
     """All generations, retired ones included, the oldest first."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")  # noqa: S608 — constants of this module
+    cursor = await connection.execute(f"SELECT {_READ} FROM generations ORDER BY created_at, name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
 
@@ -196,7 +202,8 @@ def same_model(one: Generation, other: Generation) -> bool:
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:
     """Check that the embedder has the model that filled the generation, because vectors of two models do not compare.
 
-    The first call stores the vector of the reference text; later calls compare theirs with it. Raises Misconfigured.
+    The first call stores the vector of the reference text, and the centre of the generation's sketches; later calls
+    compare theirs with the former. Raises Misconfigured.
     """
     import numpy as np  # here: importing it takes 0.1 s, which processes that never embed need not spend
 
@@ -205,7 +212,8 @@ async def check_model(connection: Connection, generation: Generation, embedder: 
             f"settings name {embedder.model} ({embedder.dimensions} dimensions), but generation {generation.name} was"
             f" built with {generation.model} ({generation.dimensions}): build a new generation, or restore the setting"
         )
-    embedded = await embedder.embed_documents([REFERENCE_TEXT])
+    lacks_centre = generation.centred and generation.centre is None
+    embedded = await embedder.embed_documents([REFERENCE_TEXT, *(CENTRE_TEXTS if lacks_centre else ())])
     mine: Vectors = embedded.vectors[0]
     cursor = await connection.execute(
         "UPDATE generations SET reference = coalesce(reference, %s) WHERE name = %s RETURNING reference",
@@ -223,4 +231,10 @@ async def check_model(connection: Connection, generation: Generation, embedder: 
         raise Misconfigured(
             f"{embedder.model} is not the model that filled generation {generation.name} (cosine {cosine:.3f} on the"
             " reference text): build a new generation"
+        )
+    if lacks_centre:
+        refused = np.isin(np.arange(len(embedded.vectors)), [0, *embedded.refused])
+        await connection.execute(  # as text: a command's connection does not know the type of vectors
+            "UPDATE generations SET centre = %s::text::vector WHERE name = %s AND centre IS NULL",
+            [Vector(centre_of(embedded.vectors[~refused])).to_text(), generation.name],
         )

@@ -556,7 +556,7 @@ PLACES: tuple[Place, ...] = (
         free=(
             "name state model revision dimensions input_window params document_prefix query_prefix "
             "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration everyday "
-            "vectors quantisation sketched"
+            "vectors quantisation sketched centred centre"
         ),
     ),
     Place(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,19 +25,37 @@ def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | V
     return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
-def sketches_of(generation: Generation, vectors: Collection[NDArray[np.float32]]) -> list[Bit]:
-    """The sketches of vectors, one at least, as the generation's column takes them."""
-    return [Bit(bits) for bits in sketches(np.stack([*vectors]), generation.sketch_bits)]
+def sketches_of(generation: Generation, vectors: Collection[NDArray[np.float32]]) -> Sequence[Bit | None]:
+    """The sketches of vectors, one at least, as the generation's column takes them; None where they cannot be made,
+    because nobody knows the centre yet."""
+    if generation.centred and generation.centre is None:
+        return [None] * len(vectors)
+    centre = np.frombuffer(generation.centre[_SENT_HEADER:], ">f4") if generation.centre else None
+    return [Bit(bits) for bits in sketches(np.stack([*vectors]), generation.sketch_bits, centre)]
 
 
-def _sketch_column(
-    generation: Generation, vectors: Collection[NDArray[np.float32]]
-) -> tuple[sql.SQL, sql.SQL, list[list[Bit]]]:
+_SENT_HEADER = 4
+"""The number of bytes before the values of a vector that pgvector sends."""
+
+
+async def _sketch_column(
+    connection: Connection, generation: Generation, vectors: Collection[NDArray[np.float32]]
+) -> tuple[sql.SQL, sql.SQL, list[Sequence[Bit | None]]]:
     """Return what a statement that inserts rows names, takes as an array, and has as its last value: the sketches of
     their vectors, or nothing where the generation has none."""
     if not generation.sketched:
         return sql.SQL(""), sql.SQL(""), []
+    generation = await _with_centre(connection, generation)
     return sql.SQL(", sketch"), sql.SQL(", %b::varbit[]"), [sketches_of(generation, vectors)]
+
+
+async def _with_centre(connection: Connection, generation: Generation) -> Generation:
+    """The generation with its centre, which may have been recorded since it was read."""
+    if not generation.centred or generation.centre is not None:
+        return generation
+    cursor = await connection.execute("SELECT vector_send(centre) FROM generations WHERE name = %s", [generation.name])
+    row = await cursor.fetchone()
+    return replace(generation, centre=row[0] if row else None)
 
 
 MOST_EQUAL_TEXTS = 8
@@ -110,7 +129,7 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
     """Insert rows, except those that are there."""
     if not rows:
         return
-    column, array, made = _sketch_column(generation, [row.vector for row in rows])
+    column, array, made = await _sketch_column(connection, generation, [row.vector for row in rows])
     values: list[Sequence[object]] = [
         [row.id for row in rows],
         [row.document_id for row in rows],
@@ -151,7 +170,7 @@ async def copy(
             ids, stored = list(vectors), list(vectors.values())
             if not ids:
                 continue
-        column, array, made = _sketch_column(generation, stored)
+        column, array, made = await _sketch_column(connection, generation, stored)
         await connection.execute(
             sql.SQL(
                 "INSERT INTO {new} (document_id, created_at, text, embedding, id, access_id{column})"
@@ -177,7 +196,7 @@ async def add_sketches(connection: Connection, generation: Generation, ids: Sequ
             "UPDATE {} c SET sketch = made.sketch FROM unnest(%b::uuid[], %b::varbit[]) AS made (id, sketch)"
             " WHERE c.id = made.id"
         ).format(sql.Identifier(generation.chunk_table)),
-        [list(stored), sketches_of(generation, stored.values())],
+        [list(stored), sketches_of(await _with_centre(connection, generation), stored.values())],
     )
 
 

@@ -165,6 +165,8 @@ async def empty(
                 vectors=vectors,
                 quantisation=quantisation,
             )
+            await generations.check_model(connection, generation, embedder)
+            generation = await generations.active(connection)
         es = connect(mine.elasticsearch)
         closing.push_async_callback(es.close)
         closing.push_async_callback(_remove_index, es, generation.keyword_index)

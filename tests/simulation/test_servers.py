@@ -97,7 +97,7 @@ class Twins:
 
     async def prepare(self) -> None:
         """The model begins with the real generation."""
-        columns = await self._row(f"SELECT {generations._COLUMNS} FROM generations")
+        columns = await self._row(f"SELECT {generations._READ} FROM generations")
         self.model.tables["generations"][self.generation.name,] = {"columns": columns}
 
     async def _row(self, statement: str) -> tuple[Any, ...]:
@@ -338,7 +338,7 @@ async def test_the_models_match_the_real_servers_for_connector_statements(
     monkeypatch.setattr("pipeline.core.chunking.chunk", cut)
     async with Library.create(stack, WordsEmbedder()) as library:
         twins = ConnectedTwins(library, Random(42))
-        columns = await Twins._row(cast(Any, twins), f"SELECT {generations._COLUMNS} FROM generations")
+        columns = await Twins._row(cast(Any, twins), f"SELECT {generations._READ} FROM generations")
         twins.model.tables["generations"][library.generation.name,] = {"columns": columns}
         await twins.take_over()
         for _ in range(CONNECTED_ROUNDS):

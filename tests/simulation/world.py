@@ -398,6 +398,8 @@ class World:
             g.vectors,
             g.quantisation,
             g.sketched,
+            g.centred,
+            g.centre,
         )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 

@@ -36,9 +36,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- The workers. They may not create generations; the first one to start records the model's reference.
+-- The workers. They may not create generations; the first one to start records the model's reference and centre.
 GRANT SELECT ON generations, builds TO penstock_worker;
-GRANT UPDATE (reference, calibration, everyday) ON generations TO penstock_worker;
+GRANT UPDATE (reference, calibration, everyday, centre) ON generations TO penstock_worker;
 GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON

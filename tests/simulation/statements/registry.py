@@ -77,7 +77,9 @@ def _set(_tx: Transaction, _p: Any) -> int:
     return 0
 
 
-@statement("calibration, vectors, quantisation, sketched FROM generations WHERE state")
+@statement(
+    "calibration, vectors, quantisation, sketched, centred, vector_send(centre) AS centre FROM generations WHERE state"
+)
 def _generations(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [tuple(row["columns"]) for _, row in tx.rows("generations")]
 

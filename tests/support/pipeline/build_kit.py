@@ -35,6 +35,7 @@ from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
 from tests.support.pipeline.delivered import delivered
+from tests.support.pipeline.generations import record_centre
 from tests.support.space import Space, now
 from tests.support.space import document as timed_document
 from topics.codec import encode
@@ -117,6 +118,7 @@ class Site:
         model: Any = embedder
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(open_pool(space.settings.postgres))
+            await record_centre(pool)
 
             async def known() -> dict[str, Generation]:
                 async with pool.connection() as connection:

@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 
 import numpy as np
 from numpy.typing import NDArray
+from pgvector import Vector
 
 from pipeline.core.chunking import chunk
 from pipeline.core.identifiers import terms, words_of_names
@@ -362,10 +363,11 @@ async def assert_equal(
 async def _compare_sketches(space: Stores, generation: Generation) -> None:
     if not generation.sketched:
         return
+    centre = Vector.from_binary(generation.centre).to_numpy() if generation.centre is not None else None
     rows = await space.query(f"SELECT id, embedding::real[], sketch::text FROM {generation.chunk_table}")
     for id_, embedding, stored in rows:
         assert stored is not None, f"vectors: chunk {id_} has no sketch"
-        made = sketches(np.asarray([embedding], dtype=np.float32), generation.sketch_bits)[0]
+        made = sketches(np.asarray([embedding], dtype=np.float32), generation.sketch_bits, centre)[0]
         off = float(np.mean(made != [bit == "1" for bit in stored]))
         assert off < SKETCH_TOLERANCE, f"vectors: chunk {id_} has the sketch of another vector (off by {off:.3f})"
 

@@ -87,7 +87,7 @@ async def test_a_rebuild_gives_sketches_to_rows_of_an_older_version(
     await site.put(*documents)
     async with site.pool.connection() as connection:
         await connection.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")
-        await connection.execute("UPDATE generations SET sketched = false")
+        await connection.execute("UPDATE generations SET centred = false, centre = NULL")
     await site.run("vectors")
     await assert_rebuilt(site, "vectors", documents)
     [(sketched,)] = await site.space.query("SELECT sketched FROM generations WHERE state = 'active'")
@@ -101,7 +101,7 @@ async def test_a_rebuild_that_an_older_version_began_is_completed_without_sketch
 
     async def begin_as_before(connection: Connection, new: Generation, origin: Generation) -> builds.Build:
         await connection.execute("ALTER TABLE chunks_g2 DROP COLUMN sketch")
-        return await begin(connection, replace(new, sketched=False), origin)
+        return await begin(connection, replace(new, sketched=False, centred=False), origin)
 
     monkeypatch.setattr(builds, "begin", begin_as_before)
     documents = library(3)

@@ -39,6 +39,7 @@ from pipeline.stores.postgres import Pool, open_pool
 from pipeline.stream.attempts import Attempts, Batch
 from tests.support.pipeline.build_kit import sections
 from tests.support.pipeline.delivered import delivered
+from tests.support.pipeline.generations import record_centre
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space, now
 from topics.codec import encode
@@ -147,6 +148,7 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
     producer: Any = recorder
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(space.settings.postgres))
+        await record_centre(pool)
         async with pool.connection() as connection:
             generation = await generations.active(connection)
 

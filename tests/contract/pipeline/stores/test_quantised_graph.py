@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from pipeline.generations import calibration
 from pipeline.ledger import generations
 from pipeline.stores import graph
 from pipeline.stores.postgres import Connection, connect_alone, create_chunk_table
-from pipeline.stores.vectors import add_sketches
+from pipeline.stores.vectors import Row, add_sketches, insert
 from query.access.callers import readable
 from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, nearest
 from tests.support.query.library import Library, WordEmbedder, document
@@ -74,7 +75,7 @@ async def library(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator
 async def of_an_older_version(library: Library) -> Library:
     """The library with the table and the graph that an older version has made."""
     await library.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")  # and both indexes of the graph
-    await library.execute("UPDATE generations SET sketched = false")
+    await library.execute("UPDATE generations SET centred = false, centre = NULL")
     async with library.pool.connection() as connection:
         older = replace(library, generation=await generations.active(connection))
         await graph.create_graph(connection, older.generation)
@@ -233,6 +234,38 @@ async def test_a_connection_that_knows_no_vectors_makes_the_table_of_a_binary_ge
         async with await connect_alone(library.settings.postgres, "setup") as connection:
             await create_chunk_table(connection, new)
         assert await library.execute("SELECT bits FROM sketch_rotations") == [(new.sketch_bits,)]
+
+
+class Alike(Topics):
+    """All vectors have an angle of less than 10 degrees to one direction."""
+
+    def _vector(self, text: str) -> Vectors:
+        vector = super()._vector(text) + 6 * np.ones(DIMENSIONS) / 8
+        return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
+
+
+async def test_readers_subtract_the_centre_of_a_model_whose_vectors_are_alike(stack: Stack) -> None:
+    """Sketches of one kind differ from those of the other in as many bits as those of any other vectors."""
+    others = np.random.default_rng(9).standard_normal((6_000, DIMENSIONS)) + 6
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    async with Library.create(stack, Alike(), quantisation="binary") as library:
+        texts = [f"{topic} 0" for topic in range(10)]
+        await library.put(*(document(text, text) for text in texts))
+        [(of, access)] = await library.execute("SELECT document_id, access_id FROM chunks_g1 LIMIT 1")
+        rows = [Row(uuid4(), of, access, "", vector.astype(np.float32), in_graph=True) for vector in others]
+        async with library.pool.connection() as connection:
+            await graph.move(connection, library.generation, limit=len(texts))
+            await insert(connection, library.generation, rows)
+            await connection.execute("ANALYZE")
+            before = await walks(connection)
+            for text in texts:
+                cursor = await connection.execute(
+                    "SELECT c.text FROM readers.nearest(%s, 'acme', ARRAY['wiki/staff'], 1) n"
+                    " JOIN chunks_g1 c USING (id)",
+                    [HalfVector(5 * Alike()._vector(text))],
+                )
+                assert await cursor.fetchall() == [(text,)]
+            assert await walks(connection) - before == len(texts)
 
 
 @pytest.mark.parametrize("dimensions", [100, 384, 1_536])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from pgvector import Vector
 from psycopg.errors import UndefinedColumn
 
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT, fill
 from bench.load_runs import tag
 from deploy.local.stack import Stack
+from pipeline.core.centre import CENTRE_TEXTS, centre_of
 from pipeline.core.model import ChunkParams
 from pipeline.ledger import generations
 from pipeline.stores.graph import move
 from pipeline.stores.postgres import Connection
+from pipeline.stores.vectors import Row, add_sketches, insert, sketches_of
 from query.access.callers import readable
 from query.model import Candidate
 from query.retrieval import vectors
@@ -61,15 +65,15 @@ async def test_a_sketched_scan_finds_what_an_exact_scan_finds(library: Library, 
     async with library.pool.connection() as connection:
         query = await query_of(library, connection, share)
         assert await choose_scan(connection, query, limit=LIMIT, tuning=Tuning()) == "sketched"
-        recalls, equal = [], 0
+        recalls, first = [], []
         for question, _ in zip(CORPUS.questions(3), range(QUESTIONS), strict=False):
             exact = await scanned(connection, query, "exact", question)
             sketched = await scanned(connection, query, "sketched", question)
             assert len(sketched) == len(exact) == LIMIT
             assert [c.score for c in sketched] == sorted((c.score for c in sketched), reverse=True)
             recalls.append(recall(sketched, exact))
-            equal += sketched[:10] == exact[:10]
-    assert equal == QUESTIONS
+            first.append(recall(sketched[:10], exact[:10]))
+    assert np.mean(first) > 0.99
     assert np.mean(recalls) > 0.97
 
 
@@ -148,6 +152,51 @@ async def test_rows_outside_of_the_graph_are_chosen_by_their_sketches(library: L
         await connection.rollback()
 
 
+async def test_a_worker_that_read_the_generation_before_its_centre_was_known_makes_sketches(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        of = replace(library.generation, centre=None)
+        [(id_, sketch)] = await library.execute("SELECT id, sketch::text FROM chunks_g1 LIMIT 1")
+        await connection.execute("UPDATE chunks_g1 SET sketch = NULL WHERE id = %s", [id_])
+        await add_sketches(connection, of, [id_])
+        cursor = await connection.execute("SELECT sketch::text FROM chunks_g1 WHERE id = %s", [id_])
+        assert (await cursor.fetchone() or ("",))[0] == sketch
+        row = Row(uuid4(), UUID(int=1), 1, "heron", VECTORS.vector("heron"), in_graph=True)
+        await insert(connection, of, [row])
+        cursor = await connection.execute("SELECT sketch FROM chunks_g1 WHERE id = %s", [row.id])
+        [made] = sketches_of(library.generation, [row.vector])
+        assert await cursor.fetchone() == (made and made.to_text(),)
+        await connection.rollback()
+
+
+async def test_without_a_centre_no_sketch_is_made_and_every_row_is_compared(library: Library) -> None:
+    """As for a moment between the beginning of a generation and the start of its model."""
+    async with library.pool.connection() as connection:
+        query = await query_of(library, connection)
+        exact = await scanned(connection, query, "exact", "heron")
+        await connection.execute("UPDATE generations SET centre = NULL")
+        of = replace(library.generation, centre=None)
+        row = Row(uuid4(), UUID(int=1), 1, "heron", VECTORS.vector("heron"), in_graph=True)
+        await insert(connection, of, [row])
+        cursor = await connection.execute("SELECT sketch FROM chunks_g1 WHERE id = %s", [row.id])
+        assert await cursor.fetchone() == (None,)
+        assert await scanned(connection, replace(query, generation=of), "sketched", "heron") == exact
+        await connection.rollback()
+
+
+async def test_the_first_model_records_the_centre_and_no_later_one_changes_it(library: Library) -> None:
+    async with library.pool.connection() as connection:
+        texts = (await VECTORS.embed_documents(list(CENTRE_TEXTS))).vectors
+        assert library.generation.centre == Vector(centre_of(texts)).to_binary()
+        await connection.execute(
+            "UPDATE generations SET centre = %s::text::vector", [Vector([2.0] * DIMENSIONS).to_text()]
+        )
+        for known in (library.generation, replace(library.generation, centre=None)):
+            await generations.check_model(connection, known, VECTORS)
+        [generation] = await generations.writable(connection)
+        assert generation.centre == Vector([2.0] * DIMENSIONS).to_binary()
+        await connection.rollback()
+
+
 async def test_at_most_a_bounded_number_of_alike_vectors_is_read(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +212,7 @@ async def test_at_most_a_bounded_number_of_alike_vectors_is_read(
 async def test_a_table_of_an_older_version_is_written_and_searched_without_sketches(stack: Stack) -> None:
     async with Library.create(stack, VECTORS, params=ChunkParams(100, 40, 128)) as library:
         await library.execute("ALTER TABLE chunks_g1 DROP COLUMN sketch")
-        await library.execute("UPDATE generations SET sketched = false")
+        await library.execute("UPDATE generations SET centred = false, centre = NULL")
         async with library.pool.connection() as connection:
             [old] = await generations.writable(connection)
             assert not old.sketched

@@ -42,3 +42,14 @@ def test_a_sketch_depends_on_the_direction_alone_and_not_on_the_other_rows() -> 
     assert (together == sketches(vectors * 7, 128)).all()
     for row, vector in zip(together, vectors, strict=True):
         assert (row == sketches(vector[None], 128)[0]).all()
+
+
+def test_without_their_centre_alike_vectors_have_other_bits() -> None:
+    drawn = np.random.default_rng(3).standard_normal((200, 384)) + 3
+    alike = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+
+    def apart(rows: np.ndarray) -> float:
+        return float((rows != np.roll(rows, 1, axis=0)).mean())
+
+    assert apart(sketches(alike, 384)) < 0.2
+    assert 0.45 < apart(sketches(alike, 384, alike.mean(axis=0))) < 0.55
