@@ -56,6 +56,7 @@ from bench.load_service import served
 from bench.machine import description
 from bench.query_load import DEFAULT, DEPTH, share
 from bench.running import FOR_LONG, PENSTOCK, spread, started
+from pipeline.core.graph import usual_quantisation
 from pipeline.embedding.port import Vectors
 from pipeline.kafka.client import producer
 from pipeline.ledger.generation_tables import graph_build_bytes
@@ -120,14 +121,16 @@ def needs(chunks: int, dimensions: int, *, migration: bool) -> Needs:
     """Return what a library of that size needs, with the model of ``penstock plan``. migration: with a second
     generation beside the first."""
     text, documents = chunks * CHARACTERS, chunks / CHUNKS_A_DOCUMENT
-    graph = chunks * plan.graph_bytes(dimensions, "halfvec")
+    quantisation = usual_quantisation(dimensions)
+    graph = chunks * plan.graph_bytes(dimensions, quantisation)
     rows = chunks * plan.row_bytes(CHARACTERS, dimensions)
     ledger = documents * plan.LEDGER_DOCUMENT_BYTES + chunks * plan.LEDGER_CHUNK_BYTES + text * plan.BODY_SHARE
     keywords = 2 * text * plan.KEYWORD_SHARE  # a merge writes a segment anew before it removes the old ones
     log = 3 * text + 3 * GB  # topics with headers and hints; Postgres's write-ahead log
     copies = 2 if migration else 1
     shared = max(1_024, round(1.5 * graph / 2**20))
-    build = max(512, graph_build_bytes(chunks, 16, dimensions, "halfvec") >> 20)
+    bits = 1 if quantisation == "binary" else 16
+    build = max(512, graph_build_bytes(chunks, bits, dimensions, quantisation) >> 20)
     memory = (shared + build + 2 * ELASTICSEARCH_HEAP_MB + OTHER_PROCESSES_MB) * 2**20
     return Needs(
         disk_gb=round((copies * (rows + graph + ledger + keywords) + log) / GB, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import ceil
 from typing import Annotated
 
 import typer
@@ -21,8 +22,12 @@ def plan(
     dimensions: Annotated[int, typer.Option(min=1, help="Dimensions of the model's vectors.")] = 1_536,
     vectors: Annotated[VectorIndex, typer.Option(help="Store that searches the vectors.")] = "pgvector",
     quantisation: Annotated[
-        Quantisation, typer.Option(help="What a graph in pgvector holds of each vector; binary: a sketch.")
-    ] = "halfvec",
+        Quantisation | None,
+        typer.Option(
+            help="What a graph in pgvector holds of each vector; binary: a sketch. Default: as in a new system, which"
+            " holds sketches from 1,024 dimensions on."
+        ),
+    ] = None,
     load_hours: Annotated[float, typer.Option(min=0.01, help="Hours that the first load may take.")] = 168.0,
     node_memory_gb: Annotated[
         float, typer.Option(min=1, help="Memory of one node of the store that searches the vectors, in GB.")
@@ -50,7 +55,7 @@ def plan(
         chunks_per_document,
         dimensions=dimensions,
         vectors=vectors,
-        quantisation=quantisation,
+        chosen_quantisation=quantisation,
         changes_per_hour=changes_per_hour,
         queries_per_second=queries_per_second,
         load_hours=load_hours,
@@ -79,7 +84,7 @@ def _lines(size: Workload, p: Plan) -> list[str]:
         f"{size.documents:,} documents, {p.chunks:,} chunks of {size.dimensions} dimensions",
         f"graph          {p.graph_gb:,.1f} GB ({stored}), in memory;"
         f" {p.graph_hours:,.1f} hours of one processor to rebuild it",
-        f"Postgres       {p.postgres_memory_gb:,.0f} GB of memory on {p.postgres_nodes} node(s),"
+        f"Postgres       {ceil(p.postgres_memory_gb):,} GB of memory on {p.postgres_nodes} node(s),"
         f" {p.postgres_disk_gb:,.0f} GB of disk with room for a second generation",
         f"Elasticsearch  {p.keyword_shards} shard(s){nodes},"
         f" {p.keyword_disk_gb:,.0f} GB of disk with replicas and a rebuild",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pipeline.core.model import Quantisation
+from pipeline.core.model import Quantisation, VectorIndex
 
 FRONT_ROWS = 4_000
 """The most rows outside of the graph while no live change is late. Each query reads all of them, in about 28 ms: 7 µs
@@ -61,6 +61,12 @@ class Parameters(NamedTuple):
 USUAL_PARAMETERS, CAREFUL_PARAMETERS = Parameters(16, 64), Parameters(24, 128)
 LONG_VECTOR_DIMENSIONS = 1_024
 """From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
+
+
+def usual_quantisation(dimensions: int, vectors: VectorIndex = "pgvector") -> Quantisation:
+    """Return what a graph of vectors with so many dimensions holds, unless somebody chooses (docs/adr/0124). The one
+    in Elasticsearch has no choice."""
+    return "binary" if dimensions >= LONG_VECTOR_DIMENSIONS and vectors == "pgvector" else "halfvec"
 
 
 def build_parameters(dimensions: int, quantisation: Quantisation, *, sketched: bool = True) -> Parameters:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.graph import usual_quantisation
 from pipeline.core.model import MAX_GRAPH_DIMENSIONS, CountTokens, Generation, Quantisation, VectorIndex
 from pipeline.core.titles import embedded_title, title_tokens
 from pipeline.embedding import choose
@@ -246,7 +247,7 @@ class Migration:
             query_prefix=embedder.query_prefix,
             service=replace(service, price_per_million_tokens=change.price),
             vectors=vectors,
-            quantisation="halfvec" if vectors == "elasticsearch" else change.quantisation or active.quantisation,
+            quantisation=change.quantisation or default_quantisation(active, embedder.dimensions, vectors),
             sketched=True,
             centred=True,
             centre=None,
@@ -286,6 +287,15 @@ class Migration:
     def _price(self, new: Generation) -> float:
         price = new.service.price_per_million_tokens if new.service else None
         return self._settings.price_per_million_tokens if price is None else price
+
+
+def default_quantisation(active: Generation, dimensions: int, vectors: VectorIndex) -> Quantisation:
+    """What the graph of a new generation holds when nobody says it: what the active one's does if somebody chose that,
+    otherwise what is usual for the dimensions."""
+    usual = usual_quantisation(dimensions, vectors)
+    same = (dimensions, vectors) == (active.dimensions, active.vectors)
+    chosen = active.quantisation != usual_quantisation(active.dimensions, active.vectors)
+    return active.quantisation if vectors == "pgvector" and (same or chosen) else usual
 
 
 def _priced(generation: Generation, change: Change) -> Generation:

@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from pipeline.core.centre import CENTRE_TEXTS, centre_of
 from pipeline.core.errors import Misconfigured
+from pipeline.core.graph import usual_quantisation
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation, Quantisation, VectorIndex
 from pipeline.core.relevance import Calibration
 from pipeline.embedding.port import Embedder, Vectors
@@ -78,7 +79,7 @@ async def ensure_first(
     index_prefix: str,
     service: EmbeddingService | None = None,
     vectors: VectorIndex = "pgvector",
-    quantisation: Quantisation = "halfvec",
+    quantisation: Quantisation | None = None,
 ) -> Generation:
     """The active generation, which is created from the settings when there is none. The caller creates its index.
 
@@ -110,7 +111,7 @@ async def ensure_first(
             keyword_index=f"{index_prefix}chunks-g1",
             service=service,
             vectors=vectors,
-            quantisation=quantisation,
+            quantisation=quantisation or usual_quantisation(embedder.dimensions, vectors),
             centred=True,
         )
         await add(connection, generation)

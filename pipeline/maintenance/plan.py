@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from pipeline.core.graph import CAREFUL_PARAMETERS, build_parameters
+from pipeline.core.graph import CAREFUL_PARAMETERS, build_parameters, usual_quantisation
 from pipeline.core.model import MAX_GRAPH_DIMENSIONS, SKETCH_BLOCK, Quantisation, VectorIndex
 
 GB = 10**9
@@ -67,8 +67,9 @@ ROWS_WITHOUT_GRAPH_PER_SECOND = 2_185.0
 BUILT_ROWS_PER_SECOND = 1_316.0
 """Building the usual graph over existing rows, by one processor (sized)."""
 CAREFUL_BUILD, CAREFUL_ADDITION = 2.2, 2.5
-"""How many times as long both take where a graph of halfvecs is built with care: 1.8 and 14.4 ms (docs/adr/0118). One
-of sketches takes less than the usual one: .5 and 2.3 ms (docs/adr/0122)."""
+"""How many times as long both take where a graph of halfvecs is built with care: 1.8 and 14.4 ms (docs/adr/0118)."""
+SKETCHES_BUILD, SKETCHES_ADDITION = 0.7, 0.4
+"""The same for a graph of sketches that is built with care: .5 and 2.3 ms (docs/adr/0122)."""
 CHUNKS_PER_CHANGE = 3.0
 """Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
 PEAK = 3.0
@@ -96,8 +97,8 @@ class Workload:
     dimensions: int = 1_536
     vectors: VectorIndex = "pgvector"
     """Where they are searched."""
-    quantisation: Quantisation = "halfvec"
-    """How a graph in pgvector is stored; Elasticsearch's holds one bit a dimension."""
+    chosen_quantisation: Quantisation | None = None
+    """None: what a new generation of so many dimensions has."""
     changes_per_hour: float = 1_000.0
     queries_per_second: float = 10.0
     load_hours: float = 168.0
@@ -106,6 +107,11 @@ class Workload:
     keyword_replicas: int = 1
     node_memory_gb: float = 256.0
     """Memory of a node of the store that searches the vectors."""
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """What a graph in pgvector holds of each vector; Elasticsearch's holds one bit a dimension."""
+        return self.chosen_quantisation or usual_quantisation(self.dimensions, self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +212,14 @@ def plan(workload: Workload, prices: Prices | None = None) -> Plan:
     if workload.vectors == "pgvector":
         graph = postgres_graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
         parameters = build_parameters(workload.dimensions, workload.quantisation)
-        careful = workload.quantisation == "halfvec" and parameters == CAREFUL_PARAMETERS
-        graph_seconds = chunks / BUILT_ROWS_PER_SECOND * (CAREFUL_BUILD if careful else 1)
+        if workload.quantisation == "binary":
+            build, addition = SKETCHES_BUILD, SKETCHES_ADDITION
+        else:
+            build, addition = (CAREFUL_BUILD, CAREFUL_ADDITION) if parameters == CAREFUL_PARAMETERS else (1.0, 1.0)
+        graph_seconds = chunks / BUILT_ROWS_PER_SECOND * build
         postgres_memory = graph * GRAPH_HEADROOM
         keyword_memory, entry_seconds, shard_seconds = 0.0, 0.0, 0.0
-        rows_per_second = VECTORS_ROWS_PER_SECOND / (CAREFUL_ADDITION if careful else 1)
+        rows_per_second = VECTORS_ROWS_PER_SECOND / addition
         entries_per_second = KEYWORDS_CHUNKS_PER_SECOND
     else:
         held, stored = entry_vector_bytes(workload.dimensions)

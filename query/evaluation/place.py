@@ -146,7 +146,7 @@ async def empty(
     params: ChunkParams,
     *,
     vectors: VectorIndex = "pgvector",
-    quantisation: Quantisation = "halfvec",
+    quantisation: Quantisation | None = None,
 ) -> AsyncIterator[Place]:
     """A database of this name and its index on the settings' servers, removed at the end. vectors: where the nearest
     are searched. Raises Retryable when a server is away, Misconfigured when we may not create a database."""

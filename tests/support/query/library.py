@@ -81,7 +81,7 @@ class Library:
         *,
         params: ChunkParams | None = None,
         vectors: VectorIndex = "pgvector",
-        quantisation: Quantisation = "halfvec",
+        quantisation: Quantisation | None = None,
     ) -> AsyncIterator[Library]:
         """An empty database and index of its own on the stack's servers. vectors: where the nearest are searched."""
         name = f"q{uuid.uuid4().hex[:10]}"

@@ -88,18 +88,23 @@ def test_the_models_cost_of_a_search_matches_the_measured_one() -> None:
 def test_plan_of_fifty_million_chunks() -> None:
     p = plan(BIG)
     assert p.chunks == 50_000_000
-    assert p.graph_gb == pytest.approx(205, rel=0.01)
-    assert plan(replace(BIG, quantisation="binary")).graph_gb == pytest.approx(30, rel=0.05)
-    assert p.postgres_nodes == 1
-    assert plan(replace(BIG, node_memory_gb=128)).postgres_nodes == 2
-    assert plan(replace(BIG, quantisation="binary", node_memory_gb=128)).postgres_nodes == 1
+    assert p.graph_gb == pytest.approx(30, rel=0.05)
+    halfvecs = replace(BIG, chosen_quantisation="halfvec")
+    assert plan(halfvecs).graph_gb == pytest.approx(205, rel=0.01)
+    assert plan(halfvecs).postgres_nodes == 1
+    assert plan(replace(halfvecs, node_memory_gb=128)).postgres_nodes == 2
+    assert plan(replace(BIG, node_memory_gb=128)).postgres_nodes == 1
     assert p.load_cost == pytest.approx(2_600)
 
 
 def test_a_graph_that_is_built_with_care_takes_longer() -> None:
-    usual, careful = (plan(replace(BIG, quantisation=of)) for of in ("binary", "halfvec"))
+    sketches, usual, careful = (
+        plan(replace(BIG, dimensions=dimensions, chosen_quantisation=of))
+        for dimensions, of in ((1_536, "binary"), (1_023, "halfvec"), (1_536, "halfvec"))
+    )
     assert careful.graph_hours == pytest.approx(usual.graph_hours * capacity.CAREFUL_BUILD)
-    assert careful.vectors > usual.vectors
+    assert sketches.graph_hours == pytest.approx(usual.graph_hours * capacity.SKETCHES_BUILD)
+    assert careful.vectors > usual.vectors >= sketches.vectors
 
 
 def test_plan_of_a_thousand_million_chunks_in_elasticsearch() -> None:
@@ -110,7 +115,7 @@ def test_plan_of_a_thousand_million_chunks_in_elasticsearch() -> None:
     assert (p.keyword_nodes, p.postgres_nodes) == (3, 1)
     assert plan(Workload(40_000_000, vectors="elasticsearch", keyword_replicas=0)).keyword_nodes == 2
     in_postgres = plan(Workload(40_000_000))
-    assert in_postgres.postgres_nodes == 20
+    assert in_postgres.postgres_nodes == 3
     assert p.keyword_disk_gb > in_postgres.keyword_disk_gb, "the entries carry the vectors"
     assert p.postgres_disk_gb < in_postgres.postgres_disk_gb, "without a graph"
 
@@ -153,7 +158,7 @@ def test_the_monthly_cost_is_the_sum_of_resources_times_prices() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        replace(BIG, dimensions=4_001),
+        replace(BIG, dimensions=4_001, chosen_quantisation="halfvec"),
         replace(BIG, dimensions=4_097, vectors="elasticsearch"),
         replace(BIG, documents=0),
     ],
@@ -180,7 +185,7 @@ def test_the_plan_command_prints_text_or_json_and_refuses_invalid_options() -> N
     assert said.exit_code == 0
     assert "50,000,000 chunks" in said.stdout
     output = json.loads(run(app, ["--documents", "2000000", "--json"]).stdout)
-    assert output["graph_gb"] == pytest.approx(204.8)
+    assert output["graph_gb"] == pytest.approx(29.26, rel=0.01)
     assert "--vectors elasticsearch" in run(app, ["--documents", "40000000"]).stdout
-    refused = run(app, ["--documents", "5", "--dimensions", "5000"])
+    refused = run(app, ["--documents", "5", "--dimensions", "5000", "--quantisation", "halfvec"])
     assert (refused.exit_code, "4,000" in refused.output) == (2, True)

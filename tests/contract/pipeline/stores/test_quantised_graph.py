@@ -51,7 +51,7 @@ class Topics(WordEmbedder):
 
     def _vector(self, text: str) -> Vectors:
         numbers = [int(word) for word in text.split() if word.isdigit()]
-        vector = VECTORS[numbers[-2], numbers[-1]] if len(numbers) > 1 else np.ones(DIMENSIONS)
+        vector = VECTORS[numbers[-2], numbers[-1]] if len(numbers) > 1 else np.ones(self.dimensions)
         return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
 
 
@@ -266,6 +266,15 @@ async def test_readers_subtract_the_centre_of_a_model_whose_vectors_are_alike(st
                 )
                 assert await cursor.fetchall() == [(text,)]
             assert await walks(connection) - before == len(texts)
+
+
+@pytest.mark.parametrize(("dimensions", "held"), [(1_023, "halfvec"), (1_024, "binary")])
+async def test_the_first_graph_of_long_vectors_holds_sketches(stack: Stack, dimensions: int, held: str) -> None:
+    of = Topics()
+    of.dimensions = dimensions
+    async with Library.create(stack, of) as library:
+        assert library.generation.quantisation == held
+        assert ("bit_hamming_ops" in await definition(library)) == (held == "binary")
 
 
 @pytest.mark.parametrize("dimensions", [100, 384, 1_536])

@@ -8,9 +8,10 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import EmbeddingService
+from pipeline.core.model import EmbeddingService, Quantisation, VectorIndex
 from pipeline.embedding.choose import service_of, settings_of
 from pipeline.generations.limits import Feed, Limits, Paused
+from pipeline.generations.migration import default_quantisation
 from pipeline.runtime.settings import EmbeddingSettings, load
 from tests.support.pipeline.generations import generation
 
@@ -148,3 +149,21 @@ def test_estimated_tokens_count_against_the_budget_until_the_actual_cost_is_know
 def test_copied_vectors_do_not_count_against_the_budget() -> None:
     feed = Feed(Limits(budget_tokens=1_000), ratio=0.1)
     assert feed.page([100] * 200, spent=0) == 100
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "held", "new", "vectors", "expected"),
+    [
+        (384, "halfvec", 1_536, "pgvector", "binary"),
+        (1_536, "binary", 384, "pgvector", "halfvec"),
+        (1_536, "halfvec", 1_536, "pgvector", "halfvec"),
+        (384, "binary", 768, "pgvector", "binary"),
+        (1_536, "halfvec", 3_072, "pgvector", "halfvec"),
+        (1_536, "binary", 1_536, "elasticsearch", "halfvec"),
+    ],
+)
+def test_a_graph_holds_what_was_chosen_or_what_is_usual_for_its_dimensions(
+    dimensions: int, held: Quantisation, new: int, vectors: VectorIndex, expected: Quantisation
+) -> None:
+    active = generation(dimensions=dimensions, quantisation=held)
+    assert default_quantisation(active, new, vectors) == expected
