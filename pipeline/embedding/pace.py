@@ -126,7 +126,6 @@ class Pace:
                         self._answered += 1
                         if self._suspects:  # a megabyte takes a millisecond to hash
                             self._suspects.pop(hash(of), None)
-                        failures = None
                         self._rate.answered(size)
                         return result
                 attempt += 1
