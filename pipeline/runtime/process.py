@@ -71,7 +71,7 @@ async def run(name: str, settings: Settings, make: Callable[[Metrics], Sequence[
     """Run these workers until SIGTERM or SIGINT. name: of the process. Raises what made one of them fail: a single one
     at any time, one of several at its first start. Later, one of several is started again while the others work on."""
     stop = asyncio.Event()
-    deadline = threading.Timer(STOP_SECONDS, _end_anyway, [name])
+    deadline = threading.Timer(STOP_SECONDS, end_anyway, [name, STOP_SECONDS])
     deadline.daemon = True
 
     def begin_stop() -> None:
@@ -126,7 +126,7 @@ async def _run_repeatedly(worker: Worker, stop: asyncio.Event) -> None:
     has_started, failures = False, 0
     while not stop.is_set():
         began, pause = monotonic(), AGAIN_SECONDS
-        limit = threading.Timer(STOP_SECONDS, _end_anyway, [worker.name])
+        limit = threading.Timer(STOP_SECONDS, end_anyway, [worker.name, STOP_SECONDS])
         limit.daemon = True
 
         def on_crash(limit: threading.Timer = limit) -> None:
@@ -158,7 +158,3 @@ def _collect_garbage() -> None:
     freezes what is not collected by then."""
     gc.unfreeze()
     gc.collect()
-
-
-def _end_anyway(name: str) -> None:
-    end_anyway(name, STOP_SECONDS)

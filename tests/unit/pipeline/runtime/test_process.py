@@ -75,7 +75,7 @@ class Running:
         monkeypatch.setattr(process, "AGAIN_SECONDS", 0.01)
         if not collects:  # it takes long in a process of many tests
             monkeypatch.setattr(process, "_collect_garbage", lambda: None)
-        monkeypatch.setattr(process, "_end_anyway", self.ended.append)
+        monkeypatch.setattr(process, "end_anyway", lambda name, _seconds: self.ended.append(name))
         settings: Any = None
         self.task = asyncio.create_task(process.run("all", settings, lambda _: workers))
 
