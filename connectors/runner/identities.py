@@ -23,13 +23,13 @@ from connectors.runner.guard import require_readable
 from connectors.runner.isolate import groups_one_by_one, guarded
 from connectors.runner.membership import (
     PRINCIPALS_PER_PAGE,
+    THREADS,
     ChangedSet,
     GroupMembers,
     MembershipTables,
     PublishedSet,
     changed_sets,
     expressible,
-    in_thread,
     is_group,
     merge_listing,
     tags_by_principal,
@@ -39,6 +39,7 @@ from connectors.source import Cursor, CursorExpired, Group, PagedGroups, Source
 from pipeline.core.errors import Retryable
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
+from pipeline.runtime.tasks import in_threads
 from pipeline.stores.postgres import Pool
 from topics.messages import MAX_GROUPS, IdentityChanged
 from topics.registry import IDENTITIES
@@ -242,7 +243,7 @@ class Identities:
         """Compare every group, and every principal that was ever published."""
         known, published = await self._tables.all_groups(), await self._tables.all_published()
         # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
-        after, held, changed, cut = await in_thread(_compare, known, published, listed, at)
+        after, held, changed, cut = await in_threads(THREADS, _compare, known, published, listed, at)
         self._cut = [] if not cut else [_too_many_tags(self._holder.source, cut)]
         await self._tables.replace_groups(known, after)  # before publishing: needed after a crash
         for start in range(0, len(changed), PRINCIPALS_PER_PAGE):

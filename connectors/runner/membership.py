@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, LiteralString, ParamSpec, TypeVar
+from typing import Literal, LiteralString
 
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
@@ -27,26 +27,20 @@ from pipeline.stores.stored_json import from_jsonb, to_jsonb
 from topics.messages import MAX_GROUPS
 from topics.registry import MAX_MESSAGE_BYTES
 
-P = ParamSpec("P")
-T = TypeVar("T")
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="memberships")
-
-
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of many memberships in a thread that nothing else uses: those of asyncio may be busy for minutes
-    with somebody's large documents, and a transaction that waits so long ends."""
-    return await in_threads(_THREADS, function, *args, **kwargs)
+THREADS = ThreadPoolExecutor(2, thread_name_prefix="memberships")
+"""For functions of many memberships, and nothing else: asyncio's threads may be busy for minutes with somebody's large
+documents, and a transaction that waits so long ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """The tags_by_principal of one tag, as the source last listed them."""
+    """Who holds one tag, as the source last listed it."""
 
     tag: str
     members: tuple[str, ...]
     """Principals."""
     of: tuple[str, ...]
-    """Tags whose tags_by_principal hold this one too."""
+    """Tags whose holders hold this one too."""
     observed_at: datetime
 
 
@@ -316,7 +310,7 @@ class MembershipTables:
 
     async def confirm(self, batch: Sequence[ChangedSet]) -> None:
         """Record that Kafka has these sets. A principal that another process has marked since then stays in doubt."""
-        digests = await in_thread(lambda: [digest(changed.tags) for changed in batch])
+        digests = await in_threads(THREADS, lambda: [digest(changed.tags) for changed in batch])
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -436,12 +430,12 @@ class MembershipTables:
             above |= outer
         stamp = datetime.min  # not used by ``tags_by_principal``
         groups = {tag: GroupMembers(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above}
-        return await in_thread(tags_by_principal, groups)
+        return await in_threads(THREADS, tags_by_principal, groups)
 
     async def _changed_sets(self, connection: Connection, page: Sequence[str], at: datetime) -> list[ChangedSet]:
         """In a thread: five hundred people with ten thousand tags each take seconds."""
         tags_of, published = await self._tags_of(connection, page), await self._published(connection, page)
-        return await in_thread(changed_sets, tags_of, published, page, at)
+        return await in_threads(THREADS, changed_sets, tags_of, published, page, at)
 
     async def _containing(
         self, connection: Connection, column: Literal["members", "of"], names: Sequence[str]
