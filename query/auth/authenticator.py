@@ -98,33 +98,18 @@ class Authenticator:
         for name in ("authorization", API_KEY, ON_BEHALF_OF):
             if len(headers.getlist(name)) > 1:  # a proxy may have checked the other one
                 raise _unauthorized(f"send the header {name} once")
-        authorization = headers.get("authorization")
-        key = headers.get(API_KEY)
-        if authorization is None and key is None:
-            if self._development is not None:
-                raise _unauthorized(DEVELOPMENT_CREDENTIALS, error=None)
-            raise _unauthorized("send Authorization: Bearer TOKEN, or X-Api-Key: KEY", error=None)
-        if authorization is not None and key is not None:
+        if "authorization" in headers and API_KEY in headers:
             raise _unauthorized("send either a token or an API key, not both")
-        if authorization is not None:
-            scheme, _, credential = authorization.partition(" ")
-            credential = credential.strip()
-            if scheme.lower() != "bearer" or not credential:
-                raise _unauthorized("send Authorization: Bearer TOKEN")
-            if credential.count(".") == 2 and self._keys is not None:  # a key has no dots
-                try:
-                    return await self._by_token(credential, self._keys, headers)
-                except Untrusted as error:
-                    raise _unauthorized(str(error)) from error
-            key = credential
-        assert key is not None
-        if self._is_development_token(key):
-            return _development_identity(headers)
-        match = self._key_file.entry(key) if self._key_file is not None else None
-        if match is None:
-            detail = "unknown or expired token or API key"
-            raise _unauthorized(detail if self._development is None else f"{detail}: {DEVELOPMENT_CREDENTIALS}")
+        credential, is_token = self._credential(headers)
         try:
+            if is_token:
+                return await self._by_token(credential, headers)
+            if self._is_development_token(credential):
+                return _development_identity(headers)
+            match = self._key_file.entry(credential) if self._key_file is not None else None
+            if match is None:
+                detail = "unknown or expired token or API key"
+                raise _unauthorized(detail if self._development is None else f"{detail}: {DEVELOPMENT_CREDENTIALS}")
             return await self._by_key(*match, headers.get(ON_BEHALF_OF))
         except Untrusted as error:
             raise _unauthorized(str(error)) from error
@@ -135,18 +120,32 @@ class Authenticator:
         cannot be read."""
         if identity.key is None or self._key_file is None:
             return True
-        key = headers.get(API_KEY)
-        if key is None:
-            credential = headers.get("authorization", "").partition(" ")[2].strip()
-            key = None if credential.count(".") == 2 and self._keys is not None else credential
-        return self._key_file.permits(identity, key)
+        credential, is_token = self._credential(headers)
+        return self._key_file.permits(identity, None if is_token else credential)
 
-    async def _by_token(self, token: str, keys: KeySet, headers: Headers) -> Identity:
+    def _credential(self, headers: Headers) -> tuple[str, bool]:
+        """The API key or the token that a request carries, and whether it is a token. Raises Problem where it carries
+        neither."""
+        if (key := headers.get(API_KEY)) is not None:
+            return key, False
+        authorization = headers.get("authorization")
+        if authorization is None:
+            if self._development is not None:
+                raise _unauthorized(DEVELOPMENT_CREDENTIALS, error=None)
+            raise _unauthorized("send Authorization: Bearer TOKEN, or X-Api-Key: KEY", error=None)
+        scheme, _, credential = authorization.partition(" ")
+        credential = credential.strip()
+        if scheme.lower() != "bearer" or not credential:
+            raise _unauthorized("send Authorization: Bearer TOKEN")
+        return credential, self._keys is not None and credential.count(".") == 2  # a key has no dots
+
+    async def _by_token(self, token: str, headers: Headers) -> Identity:
         """The person of a token, or the person for whom the issuer's token exchange lets a service ask. Raises
         Untrusted."""
         if ON_BEHALF_OF in headers:
             raise Untrusted(f"{ON_BEHALF_OF} goes with an API key, not with a token")
-        identity, actor = await tokens.identify(token, keys, self._settings)
+        assert self._keys is not None
+        identity, actor = await tokens.identify(token, self._keys, self._settings)
         if actor is None:
             return identity
         match = self._key_file.actor(actor) if self._key_file is not None else None
