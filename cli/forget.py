@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
@@ -25,6 +25,7 @@ from cli.withdraw import Document, Source, Tenant, Yes, agreed, the_document, wi
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
+    from cli.forget_remains import Part
     from pipeline.kafka.producer import Producer
     from pipeline.ledger.personal import Scope, Subject
     from pipeline.runtime.settings import Settings
@@ -35,8 +36,6 @@ PAGE = 200
 LOOK_SECONDS = 0.2
 OF_ANSWERS = ("answer_reviews", "answer_feedback", "eval_queries")
 """Tables whose rows may be a person's only by the answers that conversations of the person name."""
-ANSWER_RETENTION, VECTOR_RETENTION = timedelta(minutes=5), timedelta(hours=1)
-"""In the memory of query services (query.retrieval.cache, query.embedding.shared)."""
 
 forget = typer.Typer(name="forget", help="Erase a document, source, tenant or person.", no_args_is_help=True)
 Wait = Annotated[
@@ -179,9 +178,7 @@ def _forget(
         for where, count in sorted(receipt.erased.items()):
             stdout.print(f"  erased   {count:>8}  {where}", markup=False)
         for part in receipt.remains:
-            stdout.print(
-                f"  remains  {part['until'] or '':>8}  {part['where']}: {part['why']}", markup=False, soft_wrap=True
-            )
+            stdout.print(f"  remains  {part.until or '':>8}  {part.where}: {part.why}", markup=False, soft_wrap=True)
     if receipt is None:
         raise typer.Exit(1)
 
@@ -193,14 +190,14 @@ class Receipt:
     at: datetime
     erased: dict[str, int]
     """Numbers of rows, entries or messages, by where they were."""
-    remains: list[dict[str, Any]]
-    """The parts that are not erased yet, each with ``where``, ``until`` (RFC 3339; None: see ``why``) and ``why``."""
+    remains: list[Part]
+    """The parts that are not erased yet."""
     already_erased: bool = False
 
     @property
     def is_unknown(self) -> bool:
         """Whether nothing was erased and nothing waits to be, as with a misspelt name or after an earlier run."""
-        waits = any(part["where"] == "Elasticsearch" for part in self.remains)
+        waits = any(part.where == "Elasticsearch" for part in self.remains)
         return not (self.erased or self.already_erased or waits)
 
     def json(self) -> dict[str, Any]:
@@ -210,7 +207,7 @@ class Receipt:
             "name": self.name,
             "at": self.at.isoformat(),
             "erased": self.erased,
-            "remains": self.remains,
+            "remains": [part._asdict() for part in self.remains],
             **({"already_erased": True} if self.already_erased else {}),
             **({"unknown": True} if self.is_unknown else {}),
         }
@@ -371,109 +368,10 @@ class Work:
         )
 
     async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
-        from pipeline.kafka.admin import retention_ms
-        from pipeline.kafka.client import security
-        from query.settings import load as load_query
-        from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
+        from cli.forget_remains import remains
 
         now = datetime.now(UTC)
-        kafka = self.settings.kafka
-        retention_by_topic = await retention_ms(kafka.bootstrap, prefix=kafka.topic_prefix, security=security(kafka))
-        of_people = {CONVERSATIONS.name, DEAD_LETTERS.name}
-        remains = [
-            _left(
-                f"Kafka {topic}",
-                now + timedelta(milliseconds=ms),
-                "messages sent before expire with the topic's retention",
-            )
-            for topic, ms in sorted(retention_by_topic.items())
-            if ms >= 0 and (forgot != "person" or topic in of_people)
-        ]
-        if forgot != "document":
-            why = "the topic is compacted: names and tombstones are removed about a day after the next compaction"
-            remains.append(_left(f"Kafka {IDENTITIES.name}", None, why))
-        days = self.settings.retention.backups_days
-        again = "run this command again after restoring a backup" + (
-            "" if days else "; PENSTOCK_RETENTION_BACKUPS_DAYS is 0"
-        )
-        remains += [
-            _left("backups of Postgres", now + timedelta(days=days) if days else None, again),
-            _left(
-                "memory of query services: answers",
-                now + ANSWER_RETENTION,
-                "not returned any more, and dropped by then",
-            ),
-            _left(
-                "memory of query services: vectors of questions",
-                now + VECTOR_RETENTION,
-                "without the words of the questions",
-            ),
-        ]
-        if self.settings.trail != "off":
-            trail_days = self.settings.retention.trail_days
-            remains.append(
-                _left(
-                    "postgres trail.records",
-                    now + timedelta(days=trail_days) if trail_days else None,
-                    "the audit trail of who was shown or did what; records are removed only by age",
-                )
-            )
-        if forgot == "person":
-            why = (
-                "documents that name the person in a text, a title or a longer value of metadata, and access tags of"
-                " their source: erase or change those separately"
-            )
-            remains.append(_left("documents", None, why))
-            days = self.settings.retention.reviews_days
-            why = "doubtful answers to questions of the person that no conversation names: without the name"
-            remains.append(_left("Postgres answer_reviews", now + timedelta(days=days) if days else None, why))
-            if not load_query().feedback.secrets():
-                why = (
-                    "PENSTOCK_FEEDBACK_KEYS is not set here, so rows of the person cannot be recognised: removed by age"
-                )
-                remains.append(_left("Postgres answer_feedback", None, why))
-            if self.pending_entries:
-                why = (
-                    f"{self.pending_entries} documents whose entries are yet to be written anew: those that named the"
-                    " person, if an earlier run of this command did not wait for them"
-                )
-                remains.append(_left("Elasticsearch", None, why))
-            if self.promoted_from_feedback:
-                why = (
-                    f"{self.promoted_from_feedback} golden questions that were promoted from feedback: those of the"
-                    " person under a key that is not in PENSTOCK_FEEDBACK_KEYS here cannot be recognised"
-                )
-                remains.append(_left("Postgres eval_queries", None, why))
-        else:
-            why = "a row with the id only, so that late events do not bring the document back"
-            remains.append(_left("Postgres documents", None, why))
-            why = "a repository's clone keeps the history" + (
-                " as long as the repository does"
-                if forgot == "document"
-                else ", until the connectors worker next cleans up"
-            )
-            remains.append(_left("the connectors' folder: clones", None, why))
-            if forgot == "document":
-                why = "a source may remember its name until it reads everything again, and git after that"
-                remains.append(_left("Postgres connector_memory", None, why))
-            until = now + timedelta(seconds=self.settings.webhooks.keep_seconds)
-            why = "external ids in the news of the withdrawal, until the receivers of webhooks take it"
-            remains.append(_left("Postgres webhook_deliveries", until, why))
-        if forgot in ("person", "tenant"):
-            days = self.settings.retention.budgets_days
-            why = "today's use of budgets, with the caller's name, where a query service has yet to record some of it"
-            remains.append(_left("Postgres query_use", now + timedelta(days=days + 1) if days else None, why))
-        if forgot in ("document", "source"):
-            days = self.settings.retention.feedback_days
-            why = "feedback on passages that were replaced or deleted before; their document is no longer known"
-            remains.append(_left("Postgres answer_feedback", now + timedelta(days=days) if days else None, why))
-        if self.left_entries:
-            why = f"{self.left_entries} surplus entries: `penstock audit --repair` removes them"
-            remains.append(_left("Elasticsearch", None, why))
-        if self.erased["postgres uploads"]:
-            why = "the files, for at most ten minutes while the connectors worker runs"
-            remains.append(_left("the connectors' folder", None, why))
-        return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
+        return Receipt(forgot, name, now, dict(self.erased), await remains(self, forgot, now), already_erased)
 
     # Steps
 
@@ -756,7 +654,3 @@ async def _all(pool: Pool, statement: str, **values: Any) -> list[tuple[Any, ...
     with translated("erasure"):
         async with pool.connection() as connection:
             return await (await connection.execute(statement.encode(), values)).fetchall()
-
-
-def _left(where: str, until: datetime | None, why: str) -> dict[str, Any]:
-    return {"where": where, "until": until and until.isoformat(timespec="seconds"), "why": why}
