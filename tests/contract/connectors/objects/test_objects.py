@@ -21,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from connectors.declared import options
 from connectors.fakes.s3 import BUCKET, KEY, SECRET, FakeS3
 from connectors.folder.access import Policy
+from connectors.objects import sftp
 from connectors.objects import source as objects_source
 from connectors.objects import store as objects_store
 from connectors.objects.source import Objects
@@ -604,7 +605,7 @@ async def test_a_folder_of_too_many_names_is_set_aside(desk: Desk, monkeypatch: 
     (_folder_of(desk) / "many" / name).write_text("A text.")
     source = desk.source()
     assert len(await listing(source)) == (22 if name == "x.md" else 21)
-    monkeypatch.setattr(objects_store, "MOST_NAMES", 10)
+    monkeypatch.setattr(sftp, "MOST_NAMES", 10)
     for _ in range(2):
         entries = [entry async for page in source.list() for entry in page]
         assert [entry for entry in entries if isinstance(entry, Unlisted)] == [
