@@ -381,12 +381,17 @@ async def test_forget_signs_its_records_where_only_signed_ones_are_accepted(spac
 async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untouched(operator: Space) -> None:
     space = operator
     await plant(space)
-    ahead = {"tenant": "globex", "observed_at": now() + timedelta(minutes=3)}
-    other = written("kept.md", "of somebody else").model_copy(update=ahead)
+    other = written("kept.md", "of somebody else").model_copy(update={"tenant": "globex"})
     await space.publish(other)
     await space.settled([other])
+    space.stop("detect")
+    await space.publish(other.model_copy(update={"observed_at": now() + timedelta(minutes=3), "version": 2}))
+    forget = ("forget", "document", "kept.md", "--tenant", "globex", "--yes", "--json", "--wait", "60")
+    forgetting = asyncio.create_task(space.penstock(*forget))
+    await space.until("SELECT count(*) = 1 FROM connector_sources WHERE tenant = 'globex'")  # the delete has its stamp
+    space.start("detect", env={"PENSTOCK_POSTGRES_DSN": space.settings.postgres.dsn.get_secret_value()})
     with pytest.raises(AssertionError, match="changed meanwhile"):
-        await space.penstock("forget", "document", "kept.md", "--tenant", "globex", "--yes", "--json", "--wait", "60")
+        await forgetting
     assert await space.query(
         "SELECT title, text FROM documents d JOIN document_bodies b ON b.document_id = d.id WHERE tenant = 'globex'"
     ) == [("kept.md", "of somebody else")], "a living document is not touched"
