@@ -87,15 +87,7 @@ _ENDINGS = frozenset(
         "sql",
         "sh",
         "bash",
-        "pdf",
-        "docx",
-        "pptx",
-        "xlsx",
-        "eml",
-        "doc",
-        "xls",
-        "ppt",
-        "msg",
+        *(ending.removeprefix(".") for ending in _BINARY.values()),
     }
 )
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from connectors.extraction.limits import Limits
 from connectors.extraction.result import CONTENT_CODES, MACHINE_CODES, Code, Extracted, Unreadable
@@ -20,8 +20,8 @@ MAX_HEAD_BYTES = 16 * 1024
 MAX_TEXT_BYTES = Limits().text_bytes
 MAX_BYTES = MAX_HEAD_BYTES + 1 + MAX_TEXT_BYTES
 MAX_COUNT = 10**9
-FAMILIES = frozenset({"word", "slides", "sheets"})
-"""Families of Office files. The first process only inspects the archive and answers with its family; a second reads
+Family = Literal["word", "slides", "sheets"]
+"""The family of an Office file. The first process only inspects the archive and answers with its family; a second reads
 it."""
 _CODES = CONTENT_CODES | MACHINE_CODES
 """Error codes that are accepted from a reader. ``vanished``, for one, is not: it would have the document deleted."""
@@ -82,7 +82,7 @@ def _parse(answer: dict[str, Any], text: bytes) -> Extracted | Unreadable | str:
             raise ValueError("not a reader's code")
         return Unreadable(cast(Code, answer["code"]), _line(str(answer["message"])) or "cannot be read")
     if "family" in answer:
-        if answer["family"] not in FAMILIES:
+        if answer["family"] not in get_args(Family):
             raise ValueError("not a family of Office files")
         return str(answer["family"])
     if answer["media_type"] not in ("text/plain", "text/markdown"):

@@ -129,11 +129,11 @@ def read_or_job(file: FileIO, name: str, media_type: str | None, settings: Extra
     if size > settings.max_file_bytes:
         raise Unreadable("too_large", f"is {size:,} bytes, the limit is {settings.max_file_bytes:,}")
     file.seek(0)
-    if kind in ("pdf", "office", "mail") or kind.startswith("."):
-        return RemoteJob(file, name, media_type, settings) if settings.url else Job(file, kind, settings)
+    if kind == "text":
+        return read_text(file.read(MAX_TEXT_BYTES + 1), name, media_type)
     if kind == "ole":
         raise kinds.refuse_ole(file.read())
-    return read_text(file.read(MAX_TEXT_BYTES + 1), name, media_type)
+    return RemoteJob(file, name, media_type, settings) if settings.url else Job(file, kind, settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import zipfile
-from typing import IO, Literal
+from typing import IO
 
+from connectors.extraction.answer import Family
 from connectors.extraction.limits import Limits
 from connectors.extraction.result import Unreadable
-
-Family = Literal["word", "slides", "sheets"]
 
 _MAIN_TYPES: tuple[tuple[bytes, Family], ...] = (
     (b"wordprocessingml.document.main+xml", "word"),
