@@ -275,7 +275,10 @@ async def test_a_merge_is_read_as_the_changes_it_made_to_the_branch(repository: 
     assert (changes["a.md"].author, changes["c.md"].author) == ("Ada Author", "Sid Side")
 
 
-async def test_a_damaged_or_lost_mirror_is_fetched_again(repository: Repository, tmp_path: Path) -> None:
+async def test_a_damaged_or_lost_mirror_is_fetched_again(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.git.client.PATIENCE_SECONDS", 0)
     repository.push({"a.md": "one"})
     source = repository.source()
     await listed(source)
@@ -640,7 +643,10 @@ async def test_a_tree_of_few_files_with_very_long_paths_is_refused(repository: R
     assert len(await listed(repository.source())) == 600
 
 
-async def test_a_missing_remote_is_reported_as_misconfigured(repository: Repository) -> None:
+async def test_a_missing_remote_is_reported_as_misconfigured(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.git.client.PATIENCE_SECONDS", 0)
     source = repository.source(url=f"file://{repository.folder}/nowhere.git")
     with pytest.raises(Misconfigured, match="git ls-remote: fatal"):
         await source.start()
