@@ -36,6 +36,7 @@ from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.stage import Incoming
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.postgres import Pool
+from pipeline.stores.refresh import Refresher
 from query.access.callers import Caller, identify
 from query.access.tenant_rows import rows_of
 from query.embedding.embedders import QueryEmbedder
@@ -93,6 +94,8 @@ class Library:
     @classmethod
     def over(cls, own: Place, embedder: Embedder) -> Library:
         """Return a library over a place that exists already."""
+        index = own.generation.keyword_index  # each test waits for its own writes, which nobody shares a refresh with
+        own.keywords._keywords._refreshers[index] = Refresher(own.es, index, interval_seconds=0.0)
         return cls(
             own.settings,
             own.pool,

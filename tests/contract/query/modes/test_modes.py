@@ -324,14 +324,15 @@ async def test_a_personal_collection_is_searched_by_vector_and_by_recency(librar
 async def pumps(library: Library, tenant: str) -> Caller:
     """Forty old reports, a new one that says less about it, and a newer one that only the board may read."""
     now = datetime.now(UTC)
-    for n in range(40):
-        text = f"Report {n}: the pump of the reactor. The pump of the reactor was serviced. "
-        at = now - timedelta(days=400 + n)
-        await library.put(document(f"{n}.md", text * 4, tenant=tenant, source_modified_at=at))
+    text = "Report {}: the pump of the reactor. The pump of the reactor was serviced. "
+    reports = [
+        document(f"{n}.md", text.format(n) * 4, tenant=tenant, source_modified_at=now - timedelta(days=400 + n))
+        for n in range(40)
+    ]
     leak = "In the canteen somebody read this report aloud: a pump of the reactor leaks. Soup was served. " * 4
-    at = now - timedelta(hours=2)
     await library.put(
-        document("leak.md", leak, tenant=tenant, source_modified_at=at),
+        *reports,
+        document("leak.md", leak, tenant=tenant, source_modified_at=now - timedelta(hours=2)),
         document("board.md", leak, tenant=tenant, source_modified_at=now - timedelta(hours=1), acl_tags=["board"]),
         document("menu.md", "Soup, bread and cheese.", tenant=tenant, source_modified_at=now - timedelta(minutes=9)),
     )
