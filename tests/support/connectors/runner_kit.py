@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -31,6 +32,9 @@ from tests.support.waiting import until
 from topics.codec import decode
 from topics.messages import AnyMessage
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
+
+HEARTBEAT_SECONDS = 0.1
+"""A runner looks for commands at each heartbeat, and most tests give it several."""
 
 
 @asynccontextmanager
@@ -205,6 +209,7 @@ async def bench_on(
         for partition, end in (await consumer.end_offsets(partitions)).items():
             consumer.seek(partition, end)
         async with open_pool(postgres) as pool, Producer(ground.bootstrap, ground.prefix) as producer:
-            yield Bench(pool, kafka, postgres, producer, folder, consumer, make, events_url)
+            with patch("connectors.runner.instance.HEARTBEAT_SECONDS", HEARTBEAT_SECONDS):
+                yield Bench(pool, kafka, postgres, producer, folder, consumer, make, events_url)
     finally:
         await stop_consumer(consumer)
