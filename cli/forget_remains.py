@@ -1,4 +1,4 @@
-"""What remains of something that ``penstock forget`` has erased: where, until when, and why."""
+"""Names what remains of something that ``penstock forget`` has erased: where, until when, and why."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def _of_person(work: Work, now: datetime) -> Iterator[Part]:
 def _of_documents(settings: Settings, forgot: str, now: datetime) -> Iterator[Part]:
     why = "a row with the id only, so that late events do not bring the document back"
     yield _part("Postgres documents", None, why)
-    kept = "a repository's clone keeps the history"
+    clone = "a repository's clone keeps the history"
     if forgot == "document":
-        yield _part("the connectors' folder: clones", None, f"{kept} as long as the repository does")
+        yield _part("the connectors' folder: clones", None, f"{clone} as long as the repository does")
         why = "a source may remember its name until it reads everything again, and git after that"
         yield _part("Postgres connector_memory", None, why)
     else:
-        yield _part("the connectors' folder: clones", None, f"{kept}, until the connectors worker next cleans up")
+        yield _part("the connectors' folder: clones", None, f"{clone}, until the connectors worker next cleans up")
     why = "external ids in the news of the withdrawal, until the receivers of webhooks take it"
     yield _part("Postgres webhook_deliveries", now + timedelta(seconds=settings.webhooks.keep_seconds), why)
 

@@ -34,7 +34,7 @@ documents, and a transaction that waits so long ends."""
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Who holds one tag, as the source last listed it."""
+    """The holders of one tag, as the source last listed them."""
 
     tag: str
     members: tuple[str, ...]
