@@ -1,7 +1,7 @@
 """The process ``penstock worker canary``: which canaries there are, who looks after them, and their end.
 
-It writes to ``documents.live.v1`` and otherwise only reads. Its login in Postgres sees the rows of canaries alone
-(migration 0111); in Elasticsearch it has the query service's role.
+It writes to ``documents.live.v1`` and otherwise only reads. In Postgres it reads views of SCHEMA, which have the names
+of tables and show canaries alone (migration 0116); in Elasticsearch it has the query service's role.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from query.settings import RetrievalSettings
 
 log = structlog.get_logger()
 
+SCHEMA = "canaries"
+"""A login that may not use it, as that of the query service, reads the tables themselves."""
 LIST_SECONDS = 30.0
 """Interval in which the list of sources is read, and leadership is tried."""
 MAX_CANARIES = 500
@@ -49,7 +51,7 @@ async def run(settings: Settings) -> None:
     ready = asyncio.Event()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(health(settings, metrics, ready.is_set, lambda: {"stages": []}))
-        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        pool = await stack.enter_async_context(open_pool(settings.postgres, schema=SCHEMA))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
         # Nothing is cached: each search shall be like anybody's first one. And whether the canary's text is relevant is

@@ -198,6 +198,7 @@ async def drop_table(connection: Connection, table: str) -> None:
     LOCK_WAIT."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
+        await connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier("canaries", table)))
         await connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table)))
 
 

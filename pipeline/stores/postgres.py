@@ -225,11 +225,15 @@ some, the planner also read all documents of a million chunks, for a caller who 
 
 @asynccontextmanager
 async def open_pool(
-    settings: PostgresSettings, use: Use = "intake", *, on_fence: Callable[[bool], None] = lambda refused: None
+    settings: PostgresSettings,
+    use: Use = "intake",
+    *,
+    on_fence: Callable[[bool], None] = lambda refused: None,
+    schema: str | None = None,
 ) -> AsyncIterator[Pool]:
     """A pool whose connections know vectors and carry timeouts. Taking one raises Fenced while the ledger must not be
-    used for this; on_fence is called with the result of each check. Raises Misconfigured when migrations have not
-    run."""
+    used for this; on_fence is called with the result of each check. schema: where tables are looked for first; Postgres
+    passes over one that the login may not use. Raises Misconfigured when migrations have not run."""
     timeout_ms = int(settings.statement_timeout_seconds * 1000)
     pool = _Pool(
         settings.dsn.get_secret_value(),
@@ -244,7 +248,8 @@ async def open_pool(
             **_KEEPALIVE,
             "connect_timeout": CONNECT_SECONDS,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
-            f" {_ONE_PROCESS if use == 'queries' else ''} {_SERVER_KEEPALIVE}",
+            f" {_ONE_PROCESS if use == 'queries' else ''} {_SERVER_KEEPALIVE}"
+            f" {f'-c search_path={schema},public' if schema else ''}",
             "application_name": f"penstock {use}",
         },
     )

@@ -116,21 +116,18 @@ GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION settle_budget, use_budget TO penstock_query;
 GRANT SELECT ON overview_use TO penstock_query;
 
--- The canary. It reads tables of which a policy shows it the rows of canaries (migration 0111), and what belongs to nobody.
+-- The canary. It reads views, which show it the rows of canaries alone (migration 0116), and tables of what belongs to nobody.
 DO $$
-DECLARE
-    bound regclass;
 BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_canaries') THEN  -- or 1-roles.sql is of an older version
         REVOKE ALL ON ALL TABLES IN SCHEMA public, trail FROM penstock_canaries;
         REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_canaries;
-        GRANT USAGE ON SCHEMA public TO penstock_canaries;
-        GRANT SELECT ON schema_migrations, fence, generations, keyword_indexes, overview_canaries TO penstock_canaries;
+        GRANT USAGE ON SCHEMA public, canaries TO penstock_canaries;
+        GRANT SELECT ON ALL TABLES IN SCHEMA canaries TO penstock_canaries;
+        GRANT EXECUTE ON FUNCTION canaries.passages TO penstock_canaries;
+        GRANT SELECT ON schema_migrations, fence, generations, keyword_indexes TO penstock_canaries;
         GRANT SELECT (tenant, source, removed_at) ON connectors TO penstock_canaries;
         GRANT EXECUTE ON FUNCTION readable_sets, lead_query_service TO penstock_canaries;
-        FOR bound IN SELECT polrelid::regclass FROM pg_policy WHERE polname = 'rows_of_canaries' LOOP
-            EXECUTE format('GRANT SELECT ON %s TO penstock_canaries', bound);
-        END LOOP;
     END IF;
 END $$;
 
