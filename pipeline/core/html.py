@@ -18,12 +18,11 @@ from lxml import etree  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
 from pipeline.core.errors import Poison
+from pipeline.core.styles import hides
 
 _HIDDEN_TAGS = frozenset(
-    ("script", "style", "template", "noscript", "head", "svg", "iframe", "object", "embed", "canvas")
-)
-_HIDDEN_STYLE = re.compile(
-    r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d])|opacity\s*:\s*0(?![.\d])"
+    {"script", "style", "template", "noscript", "noframes", "noembed", "head", "title", "datalist"}
+    | {"audio", "video", "svg", "iframe", "object", "embed", "canvas"}
 )
 _SPACE = re.compile(r"[\t \r\n]+")
 _MAX_HTML_DEPTH = 150
@@ -101,7 +100,7 @@ def _one_space(match: re.Match[str]) -> str:
 def _is_hidden(attributes: Any) -> bool:
     if "hidden" in attributes or str(attributes.get("aria-hidden", "")).lower() == "true":
         return True
-    return bool(_HIDDEN_STYLE.search(str(attributes.get("style", "")).lower()))
+    return hides(str(attributes.get("style", "")))
 
 
 class LinearConverter(MarkdownConverter):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 from pipeline.core.normalise import clean
+from pipeline.core.styles import hides
 
 _UNSEEN = re.compile("[\u115f\u1160\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]")
 """Characters that ``clean`` keeps because some scripts or flags need them; a quotation does not."""
@@ -101,7 +102,7 @@ def _without_hidden(text: str) -> str:
                 depth += -1 if is_end else 1
             if not depth:
                 at = tag.end()
-        elif not is_end and (name in _HIDDEN_ELEMENTS or _HIDDEN_STYLE.search(attributes)):
+        elif not is_end and (name in _HIDDEN_ELEMENTS or _HIDDEN_STYLE.search(attributes) or hides(attributes)):
             parts.append(text[at : tag.start()])
             at = tag.end()
             if not attributes.endswith("/") and name not in _VOID:
