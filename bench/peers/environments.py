@@ -1,4 +1,4 @@
-"""The peers that are measured, and a virtual environment for each, made from its pinned requirements."""
+"""The peers that are measured, and a virtual environment for each, made from its lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Peer:
     name: str
     title: str
     module: str
-    """Its driver. Requirements are in bench/peers/NAME.txt; without that file it runs in the project's environment."""
+    """Its driver. What is installed for it is in bench/peers/NAME.lock, which ``bench.peers.lock`` makes of NAME.txt;
+    without that file it runs in the project's environment."""
     variant: str = ""
     keywords: bool = False
     """It also writes to an Elasticsearch, which is started for it."""
@@ -41,8 +42,8 @@ class Peer:
         return self.module.rpartition(".")[2]
 
     @property
-    def requirements(self) -> Path:
-        return HERE / f"{self.environment}.txt"
+    def lock(self) -> Path:
+        return HERE / f"{self.environment}.lock"
 
 
 PEERS = (
@@ -64,24 +65,26 @@ class NotInstalled(Exception):
 
 
 def python_of(peer: Peer, folder: Path, report: Callable[[str], None]) -> Path:
-    """Return the interpreter that runs the peer's driver. Its environment is made anew when its requirements change."""
-    if not peer.requirements.exists():
+    """Return the interpreter that runs the peer's driver. Its environment is made anew when its lock changes. Raises
+    NotInstalled, also where a file of the index is none of those that were locked."""
+    if not peer.lock.exists():
         return Path(sys.executable)
-    requirements = peer.requirements.read_text()
+    requirements = peer.lock.read_text()
     environment = folder / "environments" / peer.environment
     made_from, python = environment / "made-from.txt", environment / "bin" / "python"
     if made_from.exists() and made_from.read_text() == requirements:
         return python
-    report(f"{peer.name}: installing {peer.requirements.name}")
+    report(f"{peer.name}: installing {peer.lock.name}")
     shutil.rmtree(environment, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    argv = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(peer.requirements)]
+    argv = [
+        *(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *("--require-hashes", "--only-binary=:all:", "--no-deps", "-r", str(peer.lock)),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
-        raise NotInstalled(
-            f"pip install -r {peer.requirements.name}: {lines[-1][:300] if lines else 'no reason given'}"
-        )
+        raise NotInstalled(f"pip install -r {peer.lock.name}: {lines[-1][:300] if lines else 'no reason given'}")
     made_from.write_text(requirements)
     return python
 
