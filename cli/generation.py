@@ -397,6 +397,14 @@ def build(
         typer.Option("--budget", help="Maximum total cost: money, or tokens as in 5000000tokens."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until a cut-over is possible.")] = False,
+    without_failing: Annotated[
+        bool,
+        typer.Option(
+            "--without-failing",
+            help="Bring in the documents that always fail at the model without the passages that fail: these are"
+            " found by their words alone.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and its cost, and change nothing.")
     ] = False,
@@ -427,7 +435,16 @@ def build(
     }
     change = Change({k: v for k, v in settings.items() if v is not None}, chunk_tokens, price, vectors, quantisation)
     result = asyncio.run(
-        _build(change, tokens_per_minute, budget, wait=wait, dry_run=dry_run, yes=yes, quiet=json_output)
+        _build(
+            change,
+            tokens_per_minute,
+            budget,
+            wait=wait,
+            without_failing=without_failing,
+            dry_run=dry_run,
+            yes=yes,
+            quiet=json_output,
+        )
     )
     if result is None:
         raise typer.Exit(1)
@@ -443,6 +460,7 @@ async def _build(
     budget: str | None,
     *,
     wait: bool,
+    without_failing: bool,
     dry_run: bool,
     yes: bool,
     quiet: bool,
@@ -466,7 +484,7 @@ async def _build(
                 return plan
             if not confirmed(bars, yes=yes or quiet):
                 return None
-            return await work.run(change, limits, wait=wait)
+            return await work.run(change, limits, wait=wait, without_failing=without_failing)
 
 
 def _budget(text: str | None, price: float) -> int | None:

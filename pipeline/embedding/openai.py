@@ -103,8 +103,10 @@ class OpenAIEmbedder:
         batches = batched([sizes[n] for n in missing], self._settings.batch_inputs, self._settings.batch_tokens)
         try:
             await self._all(call, [[missing[n] for n in batch] for batch in batches])
-        except PenstockError:
+        except PenstockError as error:
             self._cache(call)
+            if isinstance(error, Alone):
+                error.arrived = {keep[index]: call.vectors[index] for index in np.flatnonzero(call.vectors.any(axis=1))}
             raise
         vectors = call.vectors
         if refused:

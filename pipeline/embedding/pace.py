@@ -6,13 +6,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.core.errors import Deferred, Retryable
 from pipeline.core.retry import backoff
+
+if TYPE_CHECKING:  # a tenth of a second to import
+    from pipeline.embedding.port import Vectors
 
 CAP_SECONDS = 8.0
 LEAST_SECONDS = 0.01
@@ -38,6 +42,8 @@ class Alone(Retryable):
     """A request failed again and again while others were answered."""
 
     alone = True
+    arrived: Mapping[int, Vectors] = MappingProxyType({})
+    """The vectors of those texts of the call that were embedded, by index."""
 
 
 class ThrottledAlone(Alone, Deferred):

@@ -49,6 +49,9 @@ any more (a restart that pulls an image takes a minute)."""
 STALL_SECONDS, LONGEST_STALL_SECONDS = 15.0, 120.0
 """The time without progress after which hints are sent again: one may have been skipped while its generation was paused
 or its store was away. It doubles each time, up to the second number."""
+PUT_OFF_SECONDS = 600.0
+"""How long documents whose text alone the model defers (429) are tried again once nothing else holds a build: a limit
+on tokens a minute passes, one for a single request does not."""
 QUERIES_END_SECONDS = 15.0
 """Queries that pinned the old generation have ended after this time (their own limits are 10 s), so that its rows may
 be removed."""
@@ -79,6 +82,7 @@ class Builder:
         on_note: Callable[[str], None] = lambda line: None,
         queries_end_seconds: float = QUERIES_END_SECONDS,
         stall_seconds: float = STALL_SECONDS,
+        put_off_seconds: float = PUT_OFF_SECONDS,
     ) -> None:
         """connection: one of ``opening.connect``. hint: sends hints. served: whether a worker of that store runs.
         on_note: told in one line what is being waited for."""
@@ -92,6 +96,9 @@ class Builder:
         self._note = on_note
         self._queries_end = queries_end_seconds
         self._stall = stall_seconds
+        self._put_off = put_off_seconds
+        self.without_failing = False
+        """Whether documents that fail in the vectors come without their failing passages, instead of ending the run."""
 
     async def is_there(self, build: Build) -> bool:
         """Whether the build's new table and index exist."""
@@ -104,6 +111,8 @@ class Builder:
 
     async def fill(self, build: Build, feed: Feed | None = None) -> None:
         """Add every document to the build. Raises ``limits.Paused`` when the budget is spent."""
+        if self.without_failing:
+            await self._leave_out(build)
         await self._hint_again(build)
         if feed is not None:  # an earlier run's work must be paid for before the budget is compared
             await self._worked_off(build)
@@ -185,9 +194,9 @@ class Builder:
         *,
         before: datetime | None = None,
     ) -> None:
-        """Wait for the sinks until it is enough. Raises Retryable if only failed documents are left, or no worker
-        runs."""
-        looked = moved = monotonic()
+        """Wait for the sinks until it is enough. Raises Retryable if only documents are left that failed, or were put
+        off for PUT_OFF_SECONDS, or no worker runs."""
+        looked = moved = alone = monotonic()
         absent, stall, last = 0, self._stall, -1
         while True:
             now = await builds.outstanding(self.connection, build, before=before)
@@ -195,14 +204,18 @@ class Builder:
                 on_progress(now)
             if enough(now):
                 return
-            if now.failed and now.failed >= now.holding:
-                await self._explain(build, now)
+            if not now.failed + now.put_off or now.failed + now.put_off < now.holding:
+                alone = monotonic()
+            elif not now.put_off or monotonic() - alone > self._put_off:
+                if not (self.without_failing and await self._leave_out(build)):
+                    await self._explain(build)
+                await self._hint_pending(build)
             if now.pending != last:
                 moved, stall, last = monotonic(), self._stall, now.pending
             elif monotonic() - moved > stall:
                 self._note(
                     f"no progress for {stall:.0f} s; {now.pending} documents are pending, and hints were sent again"
-                    " (`penstock status` says what the workers wait for)"
+                    f" ({await self._reason(build, now)})"
                 )
                 await self._hint_pending(build)
                 moved, stall = monotonic(), min(2 * stall, LONGEST_STALL_SECONDS)
@@ -213,13 +226,26 @@ class Builder:
                     await self.require_served(*build.replaces)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _explain(self, build: Build, now: Outstanding) -> None:
-        [(document, store, error), *_] = await builds.failures(self.connection, build, limit=1)
+    async def _explain(self, build: Build) -> None:
+        way_out = ", or run it with --without-failing" if len(build.replaces) > 1 else ""
         raise Retryable(
-            f"{now.failed} documents cannot be brought into the new {store} ({build.generation.name}), so nothing was"
-            f" changed; the first is {document.source}/{document.external_id}: {error}. Fix it (`penstock why"
-            f" {document.external_id}`), then run the command again, which continues from there"
+            f"{await stuck(self.connection, build)}, so nothing was changed. Correct that and run the command again,"
+            f" which continues from there{way_out}"
         )
+
+    async def _reason(self, build: Build, now: Outstanding) -> str:
+        """Why nothing moves."""
+        if now.failed or now.put_off:
+            return await stuck(self.connection, build)
+        return "`penstock status` says what the workers wait for"
+
+    async def _leave_out(self, build: Build) -> int:
+        """Have the documents that failed in the build's vectors written without the passages that fail; returns their
+        number."""
+        left = await patiently(self.connection, lambda: builds.leave_out(self.connection, build))
+        if left:
+            self._note(f"{left} documents are brought in without the passages that the model does not embed")
+        return left
 
     async def require_served(self, *stores: Store) -> None:
         """Raises Retryable if no worker of the store runs."""
@@ -249,6 +275,30 @@ class Builder:
 
     async def active_name(self) -> str:
         return (await generations.active(self.connection)).name
+
+
+NAMED = 3
+"""The most documents that a message names."""
+
+
+async def stuck(connection: Connection, build: Build) -> str:
+    """Name documents that failed or were put off in a build, with the reason; empty if none did."""
+    known = await builds.failures(connection, build, limit=NAMED)
+    if not known:
+        return ""
+    [(total,)] = await (
+        await connection.execute(
+            "SELECT count(*) FROM index_state s JOIN builds b ON b.generation = s.generation WHERE s.generation = %s"
+            " AND s.store = ANY (b.replaces) AND s.seq < s.want_seq AND (s.attempts > 0 OR s.error IS NOT NULL)",
+            [build.generation.name],
+        )
+    ).fetchall()
+    first, document = known[0][1], known[0][0]
+    named = "; ".join(f"{d.source}/{d.external_id}: {error.rstrip('.')}" for d, _, error in known)
+    return (
+        f"{total} documents cannot be brought into the new {first} ({build.generation.name}), the first of which"
+        f" {'is' if len(known) == 1 else 'are'} {named} (`penstock why {document.external_id}` shows more)"
+    )
 
 
 async def patiently(connection: Connection, step: Callable[[], Awaitable[T]]) -> T:

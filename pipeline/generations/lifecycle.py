@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation, Quantisation, VectorIndex
-from pipeline.generations.building import POLL_SECONDS, Builder, patiently
+from pipeline.generations.building import POLL_SECONDS, Builder, patiently, stuck
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import FOLLOWED_SECONDS, Build
 from pipeline.stores.postgres import Connection, translated
@@ -117,12 +117,17 @@ async def require_complete(connection: Connection) -> Build:
             " with it"
         )
     with translated("generations"):
-        _require_followed(build, (await builds.outstanding(connection, build)).held)
+        await _require_followed(connection, build)
     return build
 
 
-def _require_followed(build: Build, held: int) -> None:
-    if held:
+async def _require_followed(connection: Connection, build: Build) -> None:
+    if held := (await builds.outstanding(connection, build)).held:
+        if known := await stuck(connection, build):
+            raise Retryable(
+                f"{known}: nothing was changed. Correct that, or run `penstock generation build --wait"
+                " --without-failing`"
+            )
         documents = "1 document is" if held == 1 else f"{held:,} documents are"
         raise Retryable(
             f"{documents} not in both stores of generation {build.generation.name} yet: nothing was changed. Run it"
@@ -140,7 +145,7 @@ async def cutover(connection: Connection) -> Switched:
         active = await generations.active(connection)
         now = await builds.moment(connection)
         while await _switch(connection, build, now):
-            _require_followed(build, (await builds.outstanding(connection, build)).held)
+            await _require_followed(connection, build)
             await asyncio.sleep(POLL_SECONDS)
         after = {g.name for g in await generations.writable(connection)}
     return Switched(name, active.name, sorted(before - after))

@@ -101,11 +101,12 @@ class Migration:
             new.name, active.name, new.model, new.dimensions, new.params.target, estimated, price, resumes is not None
         )
 
-    async def run(self, change: Change, limits: Limits, *, wait: bool) -> Result:
+    async def run(self, change: Change, limits: Limits, *, wait: bool, without_failing: bool = False) -> Result:
         """Build the generation. wait: return when it may be cut over to, otherwise when every document was hinted to
-        the workers. Raises Paused when the budget is spent, Retryable, after which it may be run again, and
-        Misconfigured."""
+        the workers. without_failing: see ``Builder``. Raises Paused when the budget is spent, Retryable, after which it
+        may be run again, and Misconfigured."""
         start, builder = monotonic(), self._builder
+        builder.without_failing = without_failing
         with translated("generation"):
             await builder.require_served("vectors", "keywords")
             await builder.clear()  # what an earlier run was killed over: its disk space is needed now

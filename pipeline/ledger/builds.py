@@ -70,9 +70,11 @@ class Outstanding:
     """Pending documents that delay the cut-over: all but live work that has been pending for less than
     FOLLOWED_SECONDS; with ``before``, that work too if it was pending at that time."""
     early: int
-    """Pending documents that were pending at the time ``before``, and have not failed."""
+    """Pending documents that were pending at the time ``before``, and have neither failed nor been put off."""
     held: int
     """The same as ``holding``, but a document that is pending in both stores counts once."""
+    put_off: int
+    """Documents of ``holding`` whose text alone the model defers (429), while it answers others."""
 
 
 async def next_name(connection: Connection) -> str:
@@ -183,8 +185,9 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
     cursor = await connection.execute(
         """
         SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE h.holding),
-            count(*) FILTER (WHERE s.attempts = 0 AND s.pending_since <= %s::timestamptz),
-            count(DISTINCT s.document_id) FILTER (WHERE h.holding)
+            count(*) FILTER (WHERE s.attempts = 0 AND s.error IS NULL AND s.pending_since <= %s::timestamptz),
+            count(DISTINCT s.document_id) FILTER (WHERE h.holding),
+            count(*) FILTER (WHERE h.holding AND s.attempts = 0 AND s.error IS NOT NULL)
         FROM index_state s JOIN builds b ON b.generation = s.generation
         CROSS JOIN LATERAL (SELECT s.attempts > 0 OR b.filled_at IS NULL OR s.pending_since <= b.filled_at
             OR s.pending_since < clock_timestamp() - make_interval(secs => %s)
@@ -199,11 +202,34 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
 
 
 async def retry_failures(connection: Connection, build: Build) -> None:
-    """Make the documents that failed in an earlier run be tried again."""
+    """Make the documents that failed, or were put off, in an earlier run be tried again."""
     await connection.execute(
-        "UPDATE index_state SET attempts = 0, error = NULL WHERE generation = %s AND seq < want_seq AND attempts > 0",
+        "UPDATE index_state SET attempts = 0, error = NULL WHERE generation = %s AND seq < want_seq"
+        " AND (attempts > 0 OR error IS NOT NULL)",
         [build.generation.name],
     )
+
+
+async def leave_out(connection: Connection, build: Build) -> int:
+    """Have the workers bring the documents that failed in the build's vectors, or were put off, into it without the
+    passages that its table lacks, as if the model had refused these. Returns the number of documents."""
+    cursor = await connection.execute(
+        sql.SQL(
+            """
+            WITH locked AS (
+                SELECT document_id, generation, store FROM index_state
+                WHERE generation = %s AND store = 'vectors' AND seq < want_seq AND (attempts > 0 OR error IS NOT NULL)
+                ORDER BY document_id FOR UPDATE
+            )
+            UPDATE index_state s SET attempts = 0, error = NULL, next_at = clock_timestamp(), refused =
+                ARRAY(SELECT i FROM unnest(m.chunk_ids) i WHERE NOT EXISTS (SELECT FROM {table} c WHERE c.id = i))
+            FROM locked JOIN manifests m USING (document_id, generation)
+            WHERE (s.document_id, s.generation, s.store) = (locked.document_id, locked.generation, locked.store)
+            """
+        ).format(table=sql.Identifier(build.generation.chunk_table)),
+        [build.generation.name],
+    )
+    return cursor.rowcount
 
 
 async def pending(connection: Connection, build: Build, *, limit: int) -> list[Identity]:
@@ -218,12 +244,12 @@ async def pending(connection: Connection, build: Build, *, limit: int) -> list[I
 
 
 async def failures(connection: Connection, build: Build, *, limit: int) -> list[tuple[Identity, Store, str]]:
-    """At most ``limit`` documents that were set aside, each with the store and the reason."""
+    """At most ``limit`` documents that were set aside or put off, each with the store and the reason."""
     cursor = await connection.execute(
         "SELECT d.id, d.tenant, d.source, d.external_id, s.store, coalesce(s.error, '') FROM index_state s"
         " JOIN builds b ON b.generation = s.generation JOIN documents d ON d.id = s.document_id"
-        " WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq AND s.attempts > 0"
-        " ORDER BY d.id LIMIT %s",
+        " WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq"
+        " AND (s.attempts > 0 OR s.error IS NOT NULL) ORDER BY d.id LIMIT %s",
         [build.generation.name, limit],
     )
     return [(Identity(id_, t, s, e), store, error) for id_, t, s, e, store, error in await cursor.fetchall()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import numpy as np
@@ -20,6 +20,7 @@ from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
 from pipeline.core.titles import EmbeddedChunk, embedded_title, embedding_texts
+from pipeline.embedding.pace import Alone
 from pipeline.embedding.port import Models, Vectors
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import builds, work
@@ -137,10 +138,28 @@ class VectorSink(FinalStage):
             last = plans if all(p.missing for p in plans) else []
             finished: set[UUID] = set()
             for group in _groups(sorted(plans, key=lambda plan: len(plan.missing))):  # small ones wait for none
-                await self._embed(generation, group, embedded, refused)
-                finished |= await self._write(generation, group, embedded, refused)
+                ready: Sequence[_Plan] = group
+                try:
+                    await self._embed(generation, group, embedded, refused)
+                except Alone:  # what is beside such a text waits for nothing, and is not paid for twice
+                    ready = self._arrived(generation, group)
+                    if not ready:
+                        raise
+                finished |= await self._write(generation, ready, embedded, refused)
             open_ids = [plan.work.identity.id for plan in plans if plan.work.identity.id not in finished]
         await self._announcer.announce(ids)
+
+    def _arrived(self, generation: Generation, plans: Sequence[_Plan]) -> list[_Plan]:
+        """Return what can be written of these plans with the vectors that are cached. The old passages of a document
+        that is not complete stay."""
+        ready = []
+        for plan in plans:
+            cached = [(generation.name, i) in self._cached for i in plan.missing]
+            if all(cached):
+                ready.append(plan)
+            elif any(cached[:WRITE_CHUNKS]):
+                ready.append(replace(plan, gone=()))
+        return ready
 
     async def _plan(
         self, generation: Generation, ids: Sequence[UUID], refused: Mapping[UUID, set[UUID]]
@@ -187,14 +206,19 @@ class VectorSink(FinalStage):
         model = await self._models.of(generation)
         count_tokens = self._chunker.counters(generation)
         texts, tokens = await asyncio.to_thread(embedding_texts, unique, generation, count_tokens)
+        index = {chunk: n for n, chunk in enumerate(unique)}
         try:
             result = await model.embed_documents(texts)
         except (Retryable, Misconfigured) as error:
+            if isinstance(error, Alone):
+                self._metrics.embedded.inc(len(error.arrived))
+                for _, id_ in needed:
+                    if id_ in chunks and index[chunks[id_]] in error.arrived:
+                        self._cached[generation.name, id_] = (chunks[id_].text, error.arrived[index[chunks[id_]]])
             await self._bills.add(generation, error.tokens, counted=0)
             raise
         used("embedding")
         self._metrics.embedded.inc(len(unique) - len(result.refused))
-        index = {chunk: n for n, chunk in enumerate(unique)}
         counted: set[int] = set()
         for w, id_ in needed:
             if id_ not in chunks:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import structlog
 
@@ -126,8 +126,11 @@ class Attempts:
             batch.refused = ()
             if self._is_at_fault(batch, error):
                 return await self._split_or_set_aside(batch, error)
-            if await self._is_put_off(batch, error):
-                return "done"
+            if self._fails_alone(error, batch):
+                if not isinstance(error, Deferred):
+                    return await self._split_or_set_aside(batch, error)
+                if await self._is_put_off(batch, error):
+                    return "done"
             if len(batch.items) > 1 and (batch.alone or batch.tries % SPLIT_EVERY_TRIES == 0):
                 return "split"
             return "again"
@@ -225,13 +228,14 @@ class Attempts:
             not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER_TRIES and others >= MIN_OTHER_SUCCESSES
         )
 
-    async def _is_put_off(self, batch: Batch, error: Exception) -> bool:
-        """Have a record put off that fails alone again and again, or is to come back late: no lane keeps it, and an
-        operator sees it."""
+    def _fails_alone(self, error: Exception, batch: Batch) -> TypeGuard[Retryable]:
+        """Whether this is a record that fails alone again and again, or is to come back late."""
         if not (isinstance(error, Retryable) and batch.alone and len(batch.items) == 1):
             return False
-        if batch.tries < SET_ASIDE_AFTER_TRIES and (error.retry_after or 0.0) < PUT_OFF_AFTER_SECONDS:
-            return False
+        return batch.tries >= SET_ASIDE_AFTER_TRIES or (error.retry_after or 0.0) >= PUT_OFF_AFTER_SECONDS
+
+    async def _is_put_off(self, batch: Batch, error: Retryable) -> bool:
+        """Have a record put off that fails alone: no lane keeps it, and an operator sees it."""
         try:
             return await self._stage.put_off(batch.items[0][0], error)
         except Exception as again:  # noqa: BLE001  an outage, for example: the record stays in its lane

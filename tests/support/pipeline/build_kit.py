@@ -203,6 +203,7 @@ class Site:
                 sweep_after_seconds=30,
                 queries_end_seconds=0,
                 stall_seconds=1,
+                put_off_seconds=2,
             )
 
     @asynccontextmanager

@@ -15,6 +15,7 @@ import pytest
 from cli.setup import prepare
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import EmbeddingService, Generation
+from pipeline.embedding.pace import ThrottledAlone
 from pipeline.embedding.port import Embedded
 from pipeline.generations import lifecycle
 from pipeline.generations.building import connect
@@ -24,6 +25,7 @@ from pipeline.generations.models import Models
 from pipeline.ledger import builds, generations
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import dist
+from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import create_chunk_table
 from tests.support.pipeline.build_kit import Site, deletion, document, sections, vector
@@ -115,6 +117,56 @@ async def test_a_generation_with_other_chunk_sizes_embeds_only_the_chunks_that_d
     for table in ("index_state", "manifests"):
         assert await site.space.query(f"SELECT DISTINCT generation FROM {table}") == [("g3",)]
     await assert_equal(site.space, [changed, *short[1:], *long], vector=vector)
+
+
+async def test_a_text_that_the_new_model_defers_each_time_is_named_and_can_be_left_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build waited for ever, and its note pointed to `penstock status`, which knew nothing of it."""
+    large = document("large.md", sections("one", "two", "DEFERRED", "four"))
+    await site.put(large, *(document(f"{n}.md", f"A note about {n}.") for n in range(3)))
+    embed, handle = site.embedder.embed_documents, site.vectors.handle
+
+    async def deferring(texts: Sequence[str]) -> Embedded:
+        known = await embed(texts)
+        if any("DEFERRED" in text for text in texts):
+            error = ThrottledAlone("the server answers 429", retry_after=20.0, service="embedding")
+            error.arrived = {n: known.vectors[n] for n, text in enumerate(texts) if "DEFERRED" not in text}
+            raise error
+        return known
+
+    async def putting_off(batch: Sequence[Incoming]) -> None:
+        for record in batch:
+            try:
+                await handle([record])
+            except ThrottledAlone as error:
+                await site.vectors.put_off(record, error)
+
+    monkeypatch.setattr(site.embedder, "embed_documents", deferring)
+    monkeypatch.setattr(site.vectors, "handle", putting_off)
+    named = r"1 documents cannot be brought into the new vectors \(g2\), .* wiki/large.md: the server answers 429 "
+    async with asyncio.timeout(60):
+        with pytest.raises(Retryable, match=named + r"\(`penstock why large.md` .* --without-failing"):
+            await build(site)
+    with pytest.raises(Misconfigured, match="g2 is not complete"):
+        await cutover(site)
+    notes: list[str] = []
+    async with asyncio.timeout(60), site.builder() as builder:
+        builder._note = notes.append
+        work = Migration(builder, site.space.settings.embedding, dist() / "models")
+        assert (await work.run(SMALLER, Limits(), wait=True, without_failing=True)).ready
+    assert notes == ["1 documents are brought in without the passages that the model does not embed"]
+    assert (await cutover(site)).active == "g2"
+    [(refused, chunks, error)] = await site.space.query(
+        "SELECT cardinality(s.refused), cardinality(m.chunk_ids), s.error FROM index_state s"
+        " JOIN manifests m USING (document_id, generation) WHERE cardinality(s.refused) > 0"
+    )
+    assert 0 < refused < chunks
+    assert error == f"{refused} of {chunks} chunks can not be embedded"
+    [(rows,)] = await site.space.query("SELECT count(*) FROM chunks_g2 WHERE text LIKE '%%DEFERRED%%'")
+    assert rows == 0
+    held = "SELECT count(*) FROM chunks_g2 c JOIN documents d ON d.id = c.document_id WHERE d.external_id = 'large.md'"
+    assert await site.space.query(held) == [(chunks - refused,)]
 
 
 async def test_vectors_move_to_elasticsearch_and_back_without_embedding(site: Site) -> None:

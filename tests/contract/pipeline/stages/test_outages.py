@@ -260,6 +260,53 @@ async def test_a_document_that_the_model_refuses_alone_says_why_it_waits_and_unt
         assert f"({error}), next attempt at" in judge(known).reason
 
 
+async def test_the_other_passages_of_a_document_that_fails_alone_are_searchable_and_embedded_once(
+    site: Site, short_pauses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 199 passages waited with it, in the worker's memory: after a restart they were embedded again."""
+    names, others = [f"subject{n}" for n in range(12)], [f"{n}.md" for n in range(12)]
+    names[5] = "poison"
+    await site.accept(document("large", sections(*names)), *(document(other, sections(other)) for other in others))
+    [(chunks,)] = await site.space.query("SELECT max(cardinality(chunk_ids)) FROM manifests")
+    async with FakeOpenAI(dimensions=384) as server:
+        settings = EmbeddingSettings(
+            provider="openai", base_url=server.url, dimensions=384, timeout_seconds=5.0, batch_inputs=1
+        )
+
+        def start() -> OpenAIEmbedder:
+            site.vectors._cached.clear()
+            model = OpenAIEmbedder(settings, byte_pairs(), patience_seconds=2.0, backoff_base_seconds=0.01)
+            monkeypatch.setattr(site.vectors, "_models", OneModel(model))
+            return model
+
+        async def handle(*waiting: str) -> None:
+            model = start()
+            try:
+                async with Working(site.vectors) as working:
+                    for name in waiting:
+                        await working.lanes.put(hint(name, "g1"), name)
+                    await working.until(lambda: len(working.done) == len(waiting))
+            finally:
+                await model.aclose()
+
+        server.faults.poison, server.faults.poison_status = "poison", 429
+        server.faults.throttle_headers = {"retry-after-ms": "20"}
+        await handle("large", *others)
+        state = (
+            "SELECT s.seq < s.want_seq, s.error IS NOT NULL FROM index_state s JOIN documents d ON d.id = s.document_id"
+        )
+        state += " WHERE d.external_id = 'large' AND s.store = 'vectors'"
+        assert await site.space.query(state) == [(True, True)]
+        failing = f"SELECT count(*) FROM chunks_g1 WHERE document_id = '{document_id('acme', 'wiki', 'large')}'"
+        [(written,)] = await site.space.query(failing)
+        assert written >= chunks - 2  # a passage overlaps with the next one
+        server.faults.poison = None
+        before = server.stats.inputs
+        await handle("large")
+        assert server.stats.inputs - before == chunks - written
+        assert await site.space.query(failing) == [(chunks,)]
+
+
 async def test_a_read_only_index_of_a_building_generation_does_not_delay_the_active_one(
     site: Site, short_pauses: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

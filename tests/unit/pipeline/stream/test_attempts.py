@@ -187,6 +187,25 @@ async def test_a_record_that_fails_alone_is_put_off_where_an_operator_sees_it(wa
     assert (stage.aside, tries) == ([], 4 * most_tries)
 
 
+@pytest.mark.parametrize("wait", [0.0, 60.0])
+async def test_a_record_that_fails_alone_without_being_deferred_is_set_aside(wait: float) -> None:
+    """Whether a text that the server answered 500 each time was set aside or waited without a failure depended on how
+    many other batches succeeded in its first seconds."""
+
+    class Failing(Retryable):
+        alone = True
+
+    def work(offset: int) -> None:
+        if offset == 0:
+            raise Failing("500", retry_after=wait, service="embedding")
+
+    stage = Stage(work)
+    stage.batch_size = 1
+    done = await run(stage, 2, until=lambda done: len(done) == 2, lanes=2)
+    assert sorted(done) == [0, 1]
+    assert stage.aside == [0]
+
+
 async def test_a_record_held_back_by_the_dead_letter_limit_is_not_set_aside() -> None:
     def work(offset: int) -> None:
         if offset == 3:
