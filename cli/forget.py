@@ -528,6 +528,7 @@ class Work:
     async def _named(self, tenant: str, name: str) -> None:
         """Erase the name as the author of documents and as a value of their metadata, and have their keyword entries
         written anew: in one transaction, since whom they named is not known afterwards."""
+        from pipeline.ledger.generations import writable
         from pipeline.ledger.personal import FORGET_NAME, NAMES_PERSON, names_person, without_person
         from pipeline.ledger.repair import want_again
         from pipeline.stores.postgres import translated
@@ -542,7 +543,6 @@ class Work:
         ]
         if not ids:
             return
-        generations = await self._all("SELECT name FROM generations WHERE state <> 'retired'")
         for id_ in ids:
             with translated("erasure"):
                 async with self.pool.connection() as connection, connection.transaction():
@@ -559,8 +559,9 @@ class Work:
                         which,
                     )
                     self.erased["postgres documents"] += 1
-                    for (generation,) in generations:
-                        await want_again(connection, generation, "keywords", id_)
+                    # Those of now: with the document's lock, none has it as it was that is not among them.
+                    for generation in await writable(connection):
+                        await want_again(connection, generation.name, "keywords", id_)
                     await connection.execute(
                         "UPDATE index_state SET next_at = now() WHERE document_id = %s AND store = 'keywords'", [id_]
                     )
