@@ -566,7 +566,7 @@ class Work:
                         "UPDATE index_state SET next_at = now() WHERE document_id = %s AND store = 'keywords'", [id_]
                     )
         await self._until(
-            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",  # noqa: S608 — constants of this module
+            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_ENTRIES_WRITTEN}",  # noqa: S608 — constants of this module
             "the documents that named the person",
             ids=list(ids),
             wanted=len(ids),
@@ -637,10 +637,11 @@ class Work:
         return await _all(self.pool, statement, **values)
 
 
-_SETTLED = """
-    d.announced_seq >= d.seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id
-        AND s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired'))
-"""
+_PENDING = """SELECT FROM index_state s WHERE s.document_id = d.id
+        AND s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired')"""
+_SETTLED = f"d.announced_seq >= d.seq AND NOT EXISTS ({_PENDING})"
+_ENTRIES_WRITTEN = f"NOT EXISTS ({_PENDING} AND s.store = 'keywords')"
+"""Vectors name nobody, and those of a text that the model does not embed are pending without end."""
 
 
 def _scope(tenant: str, **fields: Any) -> Scope:

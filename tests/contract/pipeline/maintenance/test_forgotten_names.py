@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pipeline.core.errors import PenstockError
 from pipeline.ledger import builds, generations
 from pipeline.stores.postgres import Connection
 from tests.support.pipeline.build_kit import Site, document
+from tests.support.pipeline.stage_kit import hint
 from tests.support.space import Space
 
 JANE = "jane@acme.com"
@@ -29,6 +31,21 @@ async def site(space: Space) -> AsyncIterator[Site]:
 def erasing(site: Site, pool: Any, *, wait_seconds: float) -> Work:
     no_producer: Any = None
     return Work(site.space.settings, pool, no_producer, wait_seconds)
+
+
+async def test_an_author_is_forgotten_while_vectors_of_a_document_are_pending(site: Site) -> None:
+    """With a text that the model does not embed, the first run waited in vain, and said that not everything was
+    erased."""
+    await site.accept(document("rules.md", "Be kind to each other.", author=JANE))
+    await site.keywords.handle([hint("rules.md", "g1")])
+    work = erasing(site, site.pool, wait_seconds=20)
+    forgetting = asyncio.create_task(work._named("acme", JANE))
+    while not forgetting.done():
+        await site.keywords.handle([hint("rules.md", "g1")])
+        await asyncio.sleep(0.1)
+    await forgetting
+    assert work.erased == {"postgres documents": 1, "elasticsearch documents": 1}
+    assert [entry.get("author") for entry in (await site.space.entries()).values()] == [None]
 
 
 async def test_an_author_who_is_forgotten_while_a_build_begins_is_written_anew_in_its_index(site: Site) -> None:
