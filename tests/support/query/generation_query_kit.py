@@ -102,6 +102,8 @@ class Site:
                     state=state,
                     model=models[n].model,
                     dimensions=DIMENSIONS[n],
+                    centred=False,
+                    centre=None,
                     chunk_table=f"chunks_{n}",
                     keyword_index=f"{own.generation.keyword_index}-{n}",
                     params=params.get(n, own.generation.params),
