@@ -18,7 +18,7 @@ from lxml import etree  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
 from pipeline.core.errors import Poison
-from pipeline.core.styles import hides
+from pipeline.core.styles import examine
 
 _HIDDEN_TAGS = frozenset(
     {"script", "style", "template", "noscript", "noframes", "noembed", "head", "title", "datalist"}
@@ -54,17 +54,23 @@ class _Visible(BeautifulSoup):
         self._flattened = 0
         """Open elements that are not kept, because they are too deep; their text is."""
         self._preformatted = 0
+        self._tiny = [False]
+        """Whether the letters are too small to be seen, outside of all elements and in each open one that is not
+        hidden."""
         super().__init__(html, "lxml")
 
     def reset(self) -> None:
         self._hidden = self._flattened = self._preformatted = 0
+        self._tiny = [False]
         super().reset()
 
     def handle_starttag(self, name: str, namespace: Any, nsprefix: Any, attrs: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._hidden or name in _HIDDEN_TAGS or _is_hidden(attrs):
+        hidden, tiny = (True, None) if self._hidden or name in _HIDDEN_TAGS else _seen(attrs)
+        if hidden:
             self.endData()
             self._hidden += 1
             return None
+        self._tiny.append(self._tiny[-1] if tiny is None else tiny)
         if len(self.tagStack) > _MAX_HTML_DEPTH:
             self.handle_data(" ")
             self._flattened += 1
@@ -77,12 +83,19 @@ class _Visible(BeautifulSoup):
         if self._hidden:
             self.current_data = []
             self._hidden -= 1
-        elif self._flattened:
+            return
+        if self._flattened:
             self.handle_data(" ")
             self._flattened -= 1
         else:
             super().handle_endtag(name, nsprefix)
             self._preformatted -= name == "pre"
+        if len(self._tiny) > 1:
+            self._tiny.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._tiny[-1]:
+            super().handle_data(data)
 
     def endData(self, containerClass: Any = None) -> None:
         if self._hidden or containerClass not in (None, NavigableString, CData):
@@ -97,10 +110,11 @@ def _one_space(match: re.Match[str]) -> str:
     return "\n" if "\n" in match[0] or "\r" in match[0] else " "
 
 
-def _is_hidden(attributes: Any) -> bool:
+def _seen(attributes: Any) -> tuple[bool, bool | None]:
+    """As ``examine``: whether an element is hidden, and whether its letters are tiny."""
     if "hidden" in attributes or str(attributes.get("aria-hidden", "")).lower() == "true":
-        return True
-    return hides(str(attributes.get("style", "")))
+        return True, None
+    return examine(str(attributes.get("style", "")))
 
 
 class LinearConverter(MarkdownConverter):
@@ -216,11 +230,15 @@ class _Lines:
         self._hidden = 0
         """Open elements, beginning with the outermost hidden one."""
         self._preformatted = 0
+        self._tiny = [False]
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        if self._hidden or name in _HIDDEN_TAGS or _is_hidden(attributes):
+        hidden, tiny = (True, None) if self._hidden or name in _HIDDEN_TAGS else _seen(attributes)
+        if hidden:
             self._hidden += 1
-        elif name in _BLOCKS:
+            return
+        self._tiny.append(self._tiny[-1] if tiny is None else tiny)
+        if name in _BLOCKS:
             self._parts.append(f"\n{_PREFIXES.get(name, '')}")
             self._preformatted += name == "pre"
         elif name in ("td", "th") and not self._at_start():
@@ -229,12 +247,15 @@ class _Lines:
     def end(self, name: str) -> None:
         if self._hidden:
             self._hidden -= 1
-        elif name in _BLOCKS:
+            return
+        if len(self._tiny) > 1:
+            self._tiny.pop()
+        if name in _BLOCKS:
             self._parts.append("\n```\n" if name == "pre" else "\n")
             self._preformatted -= name == "pre"
 
     def data(self, text: str) -> None:
-        if self._hidden:
+        if self._hidden or self._tiny[-1]:
             return
         if not self._preformatted:
             text = _SPACE.sub(" ", text)
