@@ -1,4 +1,4 @@
-"""What all vectors of a model have in common, which is subtracted before sketches are made. Pure.
+"""The part that all vectors of a model share, which is subtracted before sketches are made. Pure.
 
 The reasons and measurements are in docs/adr/0123-centred-sketches.md.
 """

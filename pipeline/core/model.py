@@ -117,7 +117,7 @@ class Generation:
     centred: bool = False
     """Whether the sketches are those of the vectors without ``centre``; False: an older version made it."""
     centre: bytes | None = None
-    """What all vectors of its model have in common (``pipeline.core.centre``), as pgvector sends it; None: no worker
+    """The part that all vectors of its model share (``pipeline.core.centre``), as pgvector sends it; None: no worker
     with the model has started yet."""
 
     @property

@@ -291,8 +291,8 @@ class Migration:
 
 
 def default_quantisation(active: Generation, dimensions: int, vectors: VectorIndex) -> Quantisation:
-    """What the graph of a new generation holds when nobody says it: what the active one's does if somebody chose that,
-    otherwise what is usual for the dimensions."""
+    """Return what the graph of a new generation holds when nobody says it: what the active one's does if somebody chose
+    that, otherwise what is usual for the dimensions."""
     usual = usual_quantisation(dimensions, vectors)
     same = (dimensions, vectors) == (active.dimensions, active.vectors)
     chosen = active.quantisation != usual_quantisation(active.dimensions, active.vectors)

@@ -110,7 +110,7 @@ class Workload:
 
     @property
     def quantisation(self) -> Quantisation:
-        """What a graph in pgvector holds of each vector; Elasticsearch's holds one bit a dimension."""
+        """The form in which a graph in pgvector holds vectors; Elasticsearch's holds one bit a dimension."""
         return self.chosen_quantisation or usual_quantisation(self.dimensions, self.vectors)
 
 
