@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from pydantic_core import to_json
 
-from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from pipeline.embedding.http import Endpoint
 from pipeline.embedding.pace import Alone, Pace, Place
 from pipeline.embedding.port import Embedded, Vectors
@@ -191,8 +191,10 @@ class OpenAIEmbedder:
             middle = len(indexes) // 2
             await self._all(call, [indexes[:middle], indexes[middle:]])
             return
-        except Alone:
+        except Alone as alone:
             if len(indexes) == 1:
+                if not isinstance(alone, Deferred):  # which never counts as a failure of the document
+                    await self._require_answers(call)
                 raise
             middle = len(indexes) // 2
             await self._all(call, [indexes[:middle], indexes[middle:]])
@@ -209,6 +211,14 @@ class OpenAIEmbedder:
         call.vectors[np.array(indexes)[good]] = unit(answer.rows[good])
         call.refused.update({index: NOT_FINITE for index, fine in zip(indexes, good, strict=True) if not fine})
 
+    async def _require_answers(self, call: _Call) -> None:
+        """Check that the server answers now: that others were answered may have been before an outage. Raises
+        Retryable, never Alone, and Misconfigured if it does not."""
+        try:
+            await self._prove(call)
+        except Alone as alone:
+            raise Retryable(str(alone), retry_after=alone.retry_after, service="embedding") from alone
+
     async def _prove(self, call: _Call) -> None:
         """Check that the server embeds anything at all, before a text is taken for the cause. Raises Misconfigured if
         it does not."""
@@ -216,7 +226,7 @@ class OpenAIEmbedder:
             if call.proven:
                 return
             try:
-                answer = await self._ask([PROBE], call.deadline)
+                answer = await self._ask([PROBE], max(call.deadline, time.monotonic() + QUERY_PATIENCE_SECONDS))
             except Rejected as rejected:
                 raise Misconfigured(
                     f"the embedding server {self._host} rejects every text ({rejected.status}: {rejected.message}): "

@@ -250,8 +250,30 @@ async def test_a_text_at_which_the_server_always_fails_costs_the_others_no_secon
             with pytest.raises(Retryable) as caught:
                 await embedder.embed_documents([BAD])
             waits.append(caught.value.retry_after)
-        assert fake.stats.requests == requests + 4
+        probes = 4 if status == 500 else 0
+        assert fake.stats.requests == requests + 4 + probes
         assert waits == [0.5, 1.0, 2.0, 4.0]
+
+
+async def test_a_text_that_failed_alone_does_not_fail_alone_in_an_outage(fake: FakeOpenAI) -> None:
+    """It was known as one that fails while others are answered. When the server then answered nobody, its document was
+    set aside within seconds."""
+    fake.faults.poison, fake.faults.poison_status = "poison", 500
+    async with connected(fake, patience=0.5, batch_inputs=1) as embedder:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents([*TEXTS[:7], BAD])
+        with pytest.raises(Retryable) as caught:
+            await embedder.embed_documents([BAD])
+        assert caught.value.alone
+        fake.faults.errors = 10_000
+        for _ in range(3):
+            with pytest.raises(Retryable) as caught:
+                await embedder.embed_documents([BAD])
+            assert not caught.value.alone
+        fake.faults.errors = 0
+        with pytest.raises(Retryable) as caught:
+            await embedder.embed_documents([BAD])
+        assert caught.value.alone
 
 
 async def test_several_poison_texts_are_isolated_with_few_requests(fake: FakeOpenAI) -> None:
