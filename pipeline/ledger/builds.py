@@ -212,13 +212,15 @@ async def retry_failures(connection: Connection, build: Build) -> None:
 
 async def leave_out(connection: Connection, build: Build) -> int:
     """Have the workers bring the documents that failed in the build's vectors, or were put off, into it without the
-    passages that its table lacks, as if the model had refused these. Returns the number of documents."""
+    passages that its table lacks, as if the model had refused these. Returns the number of documents; none where the
+    table has no row, because then the model, not a text, is at fault."""
     cursor = await connection.execute(
         sql.SQL(
             """
             WITH locked AS (
                 SELECT document_id, generation, store FROM index_state
                 WHERE generation = %s AND store = 'vectors' AND seq < want_seq AND (attempts > 0 OR error IS NOT NULL)
+                  AND EXISTS (SELECT FROM {table})
                 ORDER BY document_id FOR UPDATE
             )
             UPDATE index_state s SET attempts = 0, error = NULL, next_at = clock_timestamp(), refused =

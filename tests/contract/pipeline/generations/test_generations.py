@@ -169,6 +169,22 @@ async def test_a_text_that_the_new_model_defers_each_time_is_named_and_can_be_le
     assert await site.space.query(held) == [(chunks - refused,)]
 
 
+async def test_no_document_is_left_out_where_the_new_model_has_embedded_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key that the server does not accept, a generation without any vector was ready for the cut-over."""
+    await site.put(document("large.md", sections("one", "two", "three", "four")))
+
+    async def setting_aside(batch: Sequence[Incoming]) -> None:
+        for record in batch:
+            await site.vectors.set_aside(record, Misconfigured("the server answers 401", service="embedding"))
+
+    monkeypatch.setattr(site.vectors, "handle", setting_aside)
+    async with asyncio.timeout(60), migration(site) as work:
+        with pytest.raises(Retryable, match=r"wiki/large\.md: the server answers 401"):
+            await work.run(SMALLER, Limits(), wait=True, without_failing=True)
+
+
 async def test_vectors_move_to_elasticsearch_and_back_without_embedding(site: Site) -> None:
     kept, edited, deleted = (document(f"{name}.md", sections(name)) for name in ("kept", "edited", "deleted"))
     await site.put(kept, edited, deleted)
