@@ -30,7 +30,7 @@ from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import graph
 from pipeline.stores.leader import lead_session
 from pipeline.stores.postgres import CALIBRATION_LOCK, Connection, translated, unlimited
-from pipeline.stores.vectors import sketches_of, value
+from pipeline.stores.vectors import sketches_of, value, with_centre
 
 if TYPE_CHECKING:  # vectors workers have no access to it
     from elasticsearch import AsyncElasticsearch
@@ -107,7 +107,7 @@ async def calibrate(
     known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)], at_once)
     if not everyday or not known:
         return None
-    near = _Nearest(connection, generation, es, share)
+    near = _Nearest(connection, await with_centre(connection, generation), es, share)
     measured = measure(
         [await near.best_cosine(question) for question in everyday],
         [await near.best_cosine(question) for question in known],

@@ -45,11 +45,11 @@ async def _sketch_column(
     their vectors, or nothing where the generation has none."""
     if not generation.sketched:
         return sql.SQL(""), sql.SQL(""), []
-    generation = await _with_centre(connection, generation)
+    generation = await with_centre(connection, generation)
     return sql.SQL(", sketch"), sql.SQL(", %b::varbit[]"), [sketches_of(generation, vectors)]
 
 
-async def _with_centre(connection: Connection, generation: Generation) -> Generation:
+async def with_centre(connection: Connection, generation: Generation) -> Generation:
     """The generation with its centre, which may have been recorded since it was read."""
     if not generation.centred or generation.centre is not None:
         return generation
@@ -196,7 +196,7 @@ async def add_sketches(connection: Connection, generation: Generation, ids: Sequ
             "UPDATE {} c SET sketch = made.sketch FROM unnest(%b::uuid[], %b::varbit[]) AS made (id, sketch)"
             " WHERE c.id = made.id"
         ).format(sql.Identifier(generation.chunk_table)),
-        [list(stored), sketches_of(await _with_centre(connection, generation), stored.values())],
+        [list(stored), sketches_of(await with_centre(connection, generation), stored.values())],
     )
 
 

@@ -153,6 +153,20 @@ async def test_readers_contradictions_calibration_and_the_audit_search_a_graph_o
     assert (sampled.problem, sampled.unreachable) == (None, ())
 
 
+async def test_a_command_that_read_the_generation_before_it_had_a_centre_calibrates_it_as_any_other(
+    library: Library,
+) -> None:
+    """As the command does that builds a generation: it reads it, checks the model, and calibrates it hours later."""
+    best = []
+    async with library.pool.connection() as connection:
+        await connection.execute("SET enable_seqscan = off")  # the table is small
+        for read in (library.generation, replace(library.generation, centre=None)):
+            calibrated = await calibration.calibrate(connection, read, library.embedder)
+            assert calibrated is not None
+            best.append(calibrated.unrelated)
+    assert best[0] == pytest.approx(best[1])
+
+
 SEARCHED = "3 4"
 
 
