@@ -55,10 +55,10 @@ BEGIN
         format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum
     ) INTO columns, types
     FROM pg_attribute a WHERE a.attrelid = target AND NOT a.attisdropped AND (a.attnum > 0 OR a.attname = 'ctid');
-    EXECUTE format('DROP VIEW IF EXISTS canaries.%I', called);  -- of another table that had the name
-    EXECUTE format(
-        'CREATE VIEW canaries.%I WITH (security_barrier) AS SELECT * FROM canaries.passages(%L, %L) AS passages (%s)',
-        called, called, columns, types
+    EXECUTE format(  -- another table may have had the name
+        'DROP VIEW IF EXISTS canaries.%1$I; CREATE VIEW canaries.%1$I WITH (security_barrier) AS'
+        ' SELECT * FROM canaries.passages(%1$L, %2$L) AS passages (%3$s)',
+        called, columns, types
     );
     IF to_regrole('penstock_canaries') IS NOT NULL THEN
         EXECUTE format('GRANT SELECT ON canaries.%I TO penstock_canaries', called);
