@@ -30,12 +30,8 @@ def sketches_of(generation: Generation, vectors: Collection[NDArray[np.float32]]
     because nobody knows the centre yet."""
     if generation.centred and generation.centre is None:
         return [None] * len(vectors)
-    centre = np.frombuffer(generation.centre[_SENT_HEADER:], ">f4") if generation.centre else None
+    centre = Vector.from_binary(generation.centre).to_numpy() if generation.centre else None
     return [Bit(bits) for bits in sketches(np.stack([*vectors]), generation.sketch_bits, centre)]
-
-
-_SENT_HEADER = 4
-"""The number of bytes before the values of a vector that pgvector sends."""
 
 
 async def _sketch_column(
