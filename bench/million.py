@@ -129,8 +129,7 @@ def needs(chunks: int, dimensions: int, *, migration: bool) -> Needs:
     log = 3 * text + 3 * GB  # topics with headers and hints; Postgres's write-ahead log
     copies = 2 if migration else 1
     shared = max(1_024, round(1.5 * graph / 2**20))
-    bits = 1 if quantisation == "binary" else 16
-    build = max(512, graph_build_bytes(chunks, bits, dimensions, quantisation) >> 20)
+    build = max(512, graph_build_bytes(chunks, dimensions, quantisation) >> 20)
     memory = (shared + build + 2 * ELASTICSEARCH_HEAP_MB + OTHER_PROCESSES_MB) * 2**20
     return Needs(
         disk_gb=round((copies * (rows + graph + ledger + keywords) + log) / GB, 1),

@@ -95,10 +95,11 @@ async def _build(connection: Connection, generation: Generation, name: str | Non
 
 
 def graph_build_bytes(
-    rows: int, bits_a_value: int, dimensions: int, quantisation: Quantisation, *, sketched: bool = True
+    rows: int, dimensions: int, quantisation: Quantisation, *, vector_type: str = "halfvec", sketched: bool = True
 ) -> int:
-    """The memory in which a graph of so many rows is built."""
-    row = dimensions * bits_a_value // 8 + GRAPH_BYTES_A_ROW
+    """The memory in which a graph of so many rows is built. vector_type: of its vectors, where it holds them."""
+    bits = 1 if quantisation == "binary" else 16 if vector_type == "halfvec" else 32
+    row = dimensions * bits // 8 + GRAPH_BYTES_A_ROW
     row += build_parameters(dimensions, quantisation, sketched=sketched).neighbours * GRAPH_BYTES_A_NEIGHBOUR
     return rows * row + GRAPH_BYTES_OF_BUILDERS
 
@@ -107,8 +108,13 @@ async def _allow_memory(connection: Connection, generation: Generation) -> None:
     """Raise maintenance_work_mem so that the graph fits into it, but not above a quarter of effective_cache_size. The
     rows of a graph that do not fit are added one by one, which takes several times as long."""
     held = await rows(connection, generation.chunk_table)
-    bits = 1 if generation.quantisation == "binary" else 16 if generation.vector_type == "halfvec" else 32
-    needed = graph_build_bytes(held, bits, generation.dimensions, generation.quantisation, sketched=generation.sketched)
+    needed = graph_build_bytes(
+        held,
+        generation.dimensions,
+        generation.quantisation,
+        vector_type=generation.vector_type,
+        sketched=generation.sketched,
+    )
     needed //= 1024
     cursor = await connection.execute(
         "SELECT pg_size_bytes(set_config('maintenance_work_mem', greatest("

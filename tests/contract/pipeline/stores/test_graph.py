@@ -453,7 +453,7 @@ async def test_a_graph_is_built_in_the_memory_that_is_calculated_for_it_and_not_
         f" FROM generate_series(1, {library.generation.dimensions}) k)::halfvec"
         " FROM (SELECT document_id, access_id FROM chunks_g1 LIMIT 1) one, generate_series(1, 12000) n"
     )
-    calculated = generation_tables.graph_build_bytes(12_003, 16, library.generation.dimensions, "halfvec") // 1024
+    calculated = generation_tables.graph_build_bytes(12_003, library.generation.dimensions, "halfvec") // 1024
     async with unlimited(library.settings.postgres, "test") as connection:
         for memory, overflows in ((calculated, False), (calculated // 2, True)):
 
