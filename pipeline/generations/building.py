@@ -283,17 +283,10 @@ NAMED = 3
 
 async def stuck(connection: Connection, build: Build) -> str:
     """Name documents that failed or were put off in a build, with the reason; empty if none did."""
-    known = await builds.failures(connection, build, limit=NAMED)
+    total, known = await builds.failures(connection, build, limit=NAMED)
     if not known:
         return ""
-    [(total,)] = await (
-        await connection.execute(
-            "SELECT count(*) FROM index_state s JOIN builds b ON b.generation = s.generation WHERE s.generation = %s"
-            " AND s.store = ANY (b.replaces) AND s.seq < s.want_seq AND (s.attempts > 0 OR s.error IS NOT NULL)",
-            [build.generation.name],
-        )
-    ).fetchall()
-    first, document = known[0][1], known[0][0]
+    document, first, _ = known[0]
     named = "; ".join(f"{d.source}/{d.external_id}: {error.rstrip('.')}" for d, _, error in known)
     return (
         f"{total} documents cannot be brought into the new {first} ({build.generation.name}), the first of which"

@@ -245,16 +245,21 @@ async def pending(connection: Connection, build: Build, *, limit: int) -> list[I
     return [Identity(*row) for row in await cursor.fetchall()]
 
 
-async def failures(connection: Connection, build: Build, *, limit: int) -> list[tuple[Identity, Store, str]]:
-    """At most ``limit`` documents that were set aside or put off, each with the store and the reason."""
+async def failures(
+    connection: Connection, build: Build, *, limit: int
+) -> tuple[int, list[tuple[Identity, Store, str]]]:
+    """The number of documents, in each store, that were set aside or put off, and at most ``limit`` of them with the
+    store and the reason."""
     cursor = await connection.execute(
-        "SELECT d.id, d.tenant, d.source, d.external_id, s.store, coalesce(s.error, '') FROM index_state s"
+        "SELECT d.id, d.tenant, d.source, d.external_id, s.store, coalesce(s.error, ''), count(*) OVER ()"
+        " FROM index_state s"
         " JOIN builds b ON b.generation = s.generation JOIN documents d ON d.id = s.document_id"
         " WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq"
         " AND (s.attempts > 0 OR s.error IS NOT NULL) ORDER BY d.id LIMIT %s",
         [build.generation.name, limit],
     )
-    return [(Identity(id_, t, s, e), store, error) for id_, t, s, e, store, error in await cursor.fetchall()]
+    rows = await cursor.fetchall()
+    return rows[0][-1] if rows else 0, [(Identity(*row[:4]), row[4], row[5]) for row in rows]
 
 
 async def cut_over(
