@@ -79,12 +79,12 @@ def main(*arguments: str) -> int:
     if arguments:
         upgrade = [f"--upgrade-package={package}" for package in arguments[1:]] or ["--upgrade"]
         everything = requirements(project, *project["optional-dependencies"])
-        _compile(everything, "-o", str(CONSTRAINTS), *upgrade)  # with -o, it prints nothing
+        resolve(everything, "-o", str(CONSTRAINTS), *upgrade)  # with -o, it prints nothing
     known = pins(CONSTRAINTS.read_text())
     image = _closure(image_only)
     model = _closure([*image_only, *(line for line in local if name(line) in MODEL_EXTRAS)])
     build = _closure(read["build-system"]["requires"])
-    hashed = _compile([*known.values(), *ALONE], "--no-deps", "--generate-hashes")
+    hashed = resolve([*known.values(), *ALONE], "--no-deps", "--generate-hashes")
     FOLDER.mkdir(exist_ok=True)
     before = {pin: block for file in sorted(FOLDER.glob("*.txt")) for pin, block in _blocks(file.read_text()).items()}
     blocks = {}
@@ -106,13 +106,14 @@ def _blocks(text: str) -> dict[str, str]:
 
 
 def _closure(requirements: Sequence[str]) -> set[str]:
-    return set(pins(_compile(requirements, "-c", str(CONSTRAINTS))))
+    return set(pins(resolve(requirements, "-c", str(CONSTRAINTS))))
 
 
-def _compile(requirements: Iterable[str], *options: str) -> str:
+def resolve(requirements: Iterable[str], *options: str, python: str = PYTHON) -> str:
+    """Return the output of uv's ``pip compile`` for these lines of requirements. Raises SystemExit if uv fails."""
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
     done = subprocess.run(
-        [*uv, "--python-version", PYTHON, "--no-config", *options],
+        [*uv, "--python-version", python, "--no-config", *options],
         input="\n".join(requirements),
         stdout=subprocess.PIPE,
         text=True,

@@ -8,7 +8,6 @@ another); no address is written.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from itertools import product
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.markers import Marker
+
+from deploy.lock import resolve
 
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -61,21 +62,11 @@ def _fits(wheel: dict[str, Any]) -> bool:
 
 
 def main(*names: str) -> int:
-    uv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--universal"]
+    options = ("--universal", "--only-binary", ":all:", "--format", "pylock.toml")
     for requirements in sorted(HERE.glob("*.txt")):
         if not names or requirements.stem in names:
-            compiled = subprocess.run(
-                [
-                    *(*uv, str(requirements), "--no-config", "--python-version", PYTHONS[0]),
-                    *("--only-binary", ":all:", "--format", "pylock.toml"),
-                ],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-            if compiled.returncode:
-                raise SystemExit("error: uv could not resolve this; what it says stands above")
-            requirements.with_suffix(".lock").write_text(locked(compiled.stdout))
+            compiled = resolve(requirements.read_text().splitlines(), *options, python=PYTHONS[0])
+            requirements.with_suffix(".lock").write_text(locked(compiled))
     return 0
 
 

@@ -54,7 +54,7 @@ def test_an_upgrade_keeps_the_constraints_that_uv_writes(tmp_path: Path, monkeyp
             Path(options[1]).write_text("pump==2.0\n")
         return "\n".join(requirements) if "--generate-hashes" in options else ""
 
-    monkeypatch.setattr(lock, "_compile", compiled)
+    monkeypatch.setattr(lock, "resolve", compiled)
     monkeypatch.setattr(lock, "CONSTRAINTS", tmp_path / "constraints.txt")
     monkeypatch.setattr(lock, "FOLDER", tmp_path / "requirements")
     assert lock.main("--upgrade", "pump") == 0
@@ -72,7 +72,7 @@ def test_a_file_that_was_added_to_a_locked_version_later_is_not_accepted(
         named = requirements if "--generate-hashes" in options else ()
         return "\n".join(index.get(lock.name(line), line) for line in named)
 
-    monkeypatch.setattr(lock, "_compile", compiled)
+    monkeypatch.setattr(lock, "resolve", compiled)
     monkeypatch.setattr(lock, "CONSTRAINTS", tmp_path / "constraints.txt")
     monkeypatch.setattr(lock, "FOLDER", tmp_path / "requirements")
     lock.CONSTRAINTS.write_text("pump==1.0\nvalve==3.0\n")
