@@ -65,7 +65,7 @@ class _Visible(BeautifulSoup):
         super().reset()
 
     def handle_starttag(self, name: str, namespace: Any, nsprefix: Any, attrs: Any, *args: Any, **kwargs: Any) -> Any:
-        hidden, tiny = (True, None) if self._hidden or name in _HIDDEN_TAGS else _seen(attrs)
+        hidden, tiny = (True, None) if self._hidden else _seen(name, attrs)
         if hidden:
             self.endData()
             self._hidden += 1
@@ -110,9 +110,9 @@ def _one_space(match: re.Match[str]) -> str:
     return "\n" if "\n" in match[0] or "\r" in match[0] else " "
 
 
-def _seen(attributes: Any) -> tuple[bool, bool | None]:
+def _seen(name: str, attributes: Any) -> tuple[bool, bool | None]:
     """As ``examine``: whether an element is hidden, and whether its letters are tiny."""
-    if "hidden" in attributes or str(attributes.get("aria-hidden", "")).lower() == "true":
+    if name in _HIDDEN_TAGS or "hidden" in attributes or str(attributes.get("aria-hidden", "")).lower() == "true":
         return True, None
     return examine(str(attributes.get("style", "")))
 
@@ -233,7 +233,7 @@ class _Lines:
         self._tiny = [False]
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        hidden, tiny = (True, None) if self._hidden or name in _HIDDEN_TAGS else _seen(attributes)
+        hidden, tiny = (True, None) if self._hidden else _seen(name, attributes)
         if hidden:
             self._hidden += 1
             return
