@@ -123,7 +123,7 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
             some = await work.load(connection, generation.name, "vectors", ids[start : start + 256])
             texts = await work.bodies(connection, some)
             rows = [
-                Row(id_, w.identity.id, w.access_id, text, vectors.vector(text), in_graph=True)
+                Row(id_, w.identity.id, w.identity.tenant, w.access_id, text, vectors.vector(text), in_graph=True)
                 for w in some
                 if w.manifest is not None
                 for id_, text in (

@@ -599,7 +599,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place("trail.heads", free="number at day chain count digest key_id mac"),
 )
-CHUNKS = Place("chunks_*", personal="text embedding sketch", free="id document_id access_id created_at in_graph")
+CHUNKS = Place("chunks_*", personal="text embedding sketch", free="id document_id tenant access_id created_at in_graph")
 
 
 async def raise_floor(connection: Connection, tenant: str, name: str, of: Literal["source", "person"]) -> datetime:

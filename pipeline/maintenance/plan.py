@@ -23,6 +23,9 @@ PAGE_BYTES = 8152
 GRAPH_BYTES, GRAPH_NEIGHBOUR_BYTES = 98, 12
 """A graph's entry without its vector: two tuples' headers and 10 heap pointers, and twice 6 bytes for each neighbour
 (pgvector's m). An entry never crosses a page. sized: within 3 %, of sketches within 5 %."""
+INDEX_ENTRY_BYTES, INDEX_SPARE = 70, 1.1
+"""An entry of the index of documents without its sketch, and the share of its pages that is free (sized: 284 bytes at
+1,536 dimensions)."""
 STORED_OUT_OF_LINE_BYTES = 2000
 """Postgres keeps longer values in TOAST, taking half as much again (sized)."""
 ROW_BYTES = 250
@@ -186,11 +189,15 @@ def entry_vector_bytes(dimensions: int) -> tuple[float, float]:
 
 def row_bytes(characters: int, dimensions: int) -> float:
     """Bytes of one chunk in its table: always with the whole halfvec, which scores the results of a quantised graph,
-    and with a sketch."""
+    and with a sketch, once more in the index of documents."""
     vector = 2 * dimensions + 8
-    return (
-        ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1) + sketch_bytes(dimensions)
-    )
+    stored = vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1)
+    return ROW_BYTES + characters + stored + sketch_bytes(dimensions) + index_entry_bytes(dimensions)
+
+
+def index_entry_bytes(dimensions: int) -> float:
+    """Bytes of one chunk in the index of documents: all that a search reads of most chunks that a caller may read."""
+    return sketch_bytes(dimensions) * INDEX_SPARE + INDEX_ENTRY_BYTES
 
 
 def plan(workload: Workload, prices: Prices | None = None) -> Plan:

@@ -294,9 +294,9 @@ class VectorSink(FinalStage):
                 for p in still:
                     for i in p.missing[:WRITE_CHUNKS]:
                         if cached := self._cached.get((generation.name, i)):
-                            text, vector = cached
-                            in_graph = p.work.lane not in outside
-                            rows.append(vectors.Row(i, p.work.identity.id, p.work.access_id, text, vector, in_graph))
+                            identity, in_graph = p.work.identity, p.work.lane not in outside
+                            row = vectors.Row(i, identity.id, identity.tenant, p.work.access_id, *cached, in_graph)
+                            rows.append(row)
                 await vectors.insert(connection, generation, rows)
                 await vectors.delete(connection, generation, [i for p in still for i in p.gone])
                 stale = {p.work.identity.id: p.work.access_id for p in still if p.had_rows}

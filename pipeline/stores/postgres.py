@@ -466,11 +466,21 @@ async def _check_pgvector(connection: Connection) -> None:
         raise Misconfigured(f"pgvector {row[0]} can corrupt its index under load: upgrade the server to 0.8.4 or newer")
 
 
+MOST_INDEXED_BITS = 8_192
+"""The longest sketch that is held in an index: with a tenant's name it fits into the 2,704 bytes of an entry."""
+
+
+def document_index(generation: Generation) -> str:
+    """The name of the chunk table's index of documents."""
+    return f"{generation.chunk_table}_document"
+
+
 async def create_chunk_table(connection: Connection, generation: Generation) -> None:
     """The generation's chunk table, without its graph (``stores.graph``). Repeats are harmless.
 
     access_id is a hint for filtering and deliberately not indexed: where a page has room, changing it is a HOT update
-    that leaves the graph alone. A row without a sketch was written by a worker of an older version.
+    that leaves the graph alone. A row without a sketch or a tenant was written by a worker of an older version. The
+    index of documents holds what a sketched scan reads (docs/adr/0127).
     """
     table = sql.Identifier(generation.chunk_table)
     vector = sql.SQL(f"{generation.vector_type}({generation.dimensions})")
@@ -485,15 +495,19 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
                 created_at  timestamptz NOT NULL DEFAULT now(),
                 text        text NOT NULL,
                 embedding   {vector} NOT NULL,
-                in_graph    boolean NOT NULL DEFAULT true
+                in_graph    boolean NOT NULL DEFAULT true,
+                tenant      text
                 {bits}
             ) WITH (fillfactor = 90)
             """
         ).format(table=table, vector=vector, bits=bits)
     )
+    holds = generation.sketched and generation.sketch_bits <= MOST_INDEXED_BITS
     await connection.execute(
-        sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (document_id)").format(
-            name=sql.Identifier(f"{generation.chunk_table}_document"), table=table
+        sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (document_id){held}").format(
+            name=sql.Identifier(document_index(generation)),
+            table=table,
+            held=sql.SQL(" INCLUDE (id, tenant, sketch)" if holds else ""),
         )
     )
     await connection.execute("SELECT divide_as_documents(to_regclass(%s))", [f'"{generation.chunk_table}"'])

@@ -114,6 +114,8 @@ class Row(NamedTuple):
 
     id: UUID
     document_id: UUID
+    tenant: str
+    """The document's."""
     access_id: int | None
     text: str
     vector: NDArray[np.float32]
@@ -129,6 +131,7 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
     values: list[Sequence[object]] = [
         [row.id for row in rows],
         [row.document_id for row in rows],
+        [row.tenant for row in rows],
         [row.access_id for row in rows],
         [row.text for row in rows],
         [value(generation, row.vector) for row in rows],
@@ -138,8 +141,8 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
     with trace_statement("INSERT", generation.chunk_table, len(rows)):
         await connection.execute(
             sql.SQL(
-                "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph{}) SELECT * FROM"
-                " unnest(%b::uuid[], %b::uuid[], %b::bigint[], %b::text[], %b::{}[], %b::boolean[]{})"
+                "INSERT INTO {} (id, document_id, tenant, access_id, text, embedding, in_graph{}) SELECT * FROM"
+                " unnest(%b::uuid[], %b::uuid[], %b::text[], %b::bigint[], %b::text[], %b::{}[], %b::boolean[]{})"
                 " ON CONFLICT (id) DO NOTHING"
             ).format(sql.Identifier(generation.chunk_table), column, sql.SQL(generation.vector_type), array),
             values,
@@ -169,8 +172,9 @@ async def copy(
         column, array, made = await _sketch_column(connection, generation, stored)
         await connection.execute(
             sql.SQL(
-                "INSERT INTO {new} (document_id, created_at, text, embedding, id, access_id{column})"
-                " SELECT c.document_id, c.created_at, c.text, c.embedding, copied.*"
+                "INSERT INTO {new} (document_id, tenant, created_at, text, embedding, id, access_id{column})"
+                " SELECT c.document_id, (SELECT d.tenant FROM documents d WHERE d.id = c.document_id), c.created_at,"
+                " c.text, c.embedding, copied.*"
                 " FROM unnest(%b::uuid[], %b::bigint[]{array}) AS copied (id, access_id{column})"
                 " JOIN {old} c USING (id) ON CONFLICT (id) DO NOTHING"
             ).format(

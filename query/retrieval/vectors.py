@@ -35,7 +35,7 @@ from pipeline.core.sketch import DEVIATIONS
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
 from pipeline.stores.graph import RESCORED, column, distance, inside, outside, own_name, valid
-from pipeline.stores.postgres import Connection
+from pipeline.stores.postgres import Connection, document_index
 from pipeline.stores.vectors import sketches_of, value
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters, clauses, conditions, values
@@ -57,6 +57,9 @@ SKETCH_GAIN = 3
 """So many rows are compared by their sketches in the time of one row by its vector. Measured with 1,536 dimensions: of
 100,000 rows 3.1 µs a row by vectors, and .33 µs by sketches and 3.3 µs for each that is read whole; of a million, where
 each row is an access to memory, 2 to 2.4 times as fast."""
+INDEXED_SKETCH_GAIN = 6
+"""The same where the index of documents holds the sketches (docs/adr/0127) and a walk is the other choice: in a graph
+of sketches of 299,000 rows, both take as long with some 95,000 readable rows."""
 FEWEST_COMPARED, MOST_COMPARED = 64, 10_000
 """Limits on the rows of a sketched scan that are read whole: as many as come before a last one of at least that rank,
 with a margin for the error of sketches; at most so many (33 ms), where a model's vectors are all alike."""
@@ -105,8 +108,9 @@ class NeighbourQuery:
 
 async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: int, tuning: Tuning) -> Scan:
     """The scan for a query. It counts the rows that access and filters leave, up to where the graph is better."""
-    graph, rows, per_document = await _size(connection, query.generation)
+    graph, rows, per_document, indexed = await _size(connection, query.generation)
     gain = SKETCH_GAIN if query.generation.sketched else 1
+    by_index = INDEXED_SKETCH_GAIN if indexed else gain
     most_rows = gain * tuning.always_exact_rows
     if query.generation.vectors == "elasticsearch":
         graph = "index"  # which compares all entries by itself where few pass the filter
@@ -114,7 +118,8 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
         graph, most_rows, per_document = "words", gain * tuning.most_exact_rows, 1
     else:
         most_rows = max(
-            most_rows, isqrt(gain * VISIT_COST * OVERFETCH * RESCORED[query.generation.quantisation] * limit * rows)
+            most_rows,
+            isqrt(by_index * VISIT_COST * OVERFETCH * RESCORED[query.generation.quantisation] * limit * rows),
         )
     cursor = await connection.execute(
         sql.SQL(
@@ -149,21 +154,22 @@ def complete(generation: Generation) -> Scan:
     return "sketched" if generation.sketched else "exact"
 
 
-async def _size(connection: Connection, generation: Generation) -> tuple[Scan | None, int, int]:
-    """The kind of graph, if there is a valid one, and the planner's estimates of the rows of the chunk table and of the
-    rows per document."""
+async def _size(connection: Connection, generation: Generation) -> tuple[Scan | None, int, int, bool]:
+    """The kind of graph, if there is a valid one, the planner's estimates of the rows of the chunk table and of the
+    rows per document, and whether the index of documents holds the sketches."""
     cursor = await connection.execute(
         sql.SQL(
             "SELECT (SELECT bool_or(i.indpred IS NOT NULL) FROM pg_index i JOIN pg_class g ON g.oid = i.indexrelid"
             "  JOIN pg_am a ON a.oid = g.relam WHERE i.indrelid = c.oid AND a.amname = 'hnsw' AND {valid}),"
-            " greatest(c.reltuples, 0)::bigint, greatest(d.reltuples, 1)::bigint FROM pg_class c, pg_class d"
-            " WHERE c.oid = to_regclass(%s) AND d.oid = to_regclass('documents')"
+            " greatest(c.reltuples, 0)::bigint, greatest(d.reltuples, 1)::bigint,"
+            " EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'sketch')"
+            " FROM pg_class c, pg_class d WHERE c.oid = to_regclass(%s) AND d.oid = to_regclass('documents')"
         ).format(valid=valid(generation)),
-        [generation.chunk_table],
+        [document_index(generation), generation.chunk_table],
     )
-    partial, rows, documents = await cursor.fetchone() or (None, 0, 1)
+    partial, rows, documents, indexed = await cursor.fetchone() or (None, 0, 1, False)
     graph: Scan | None = None if partial is None else "graph" if partial else "whole graph"
-    return graph, rows, max(1, rows // documents)
+    return graph, rows, max(1, rows // documents), indexed
 
 
 async def nearest(
@@ -249,7 +255,7 @@ _SETTINGS = """
 """
 """grown: how many times the candidate list of a small table the list has."""
 WORK_KB = 16_384
-"""Holds the sketches' distances of 150,000 rows, and twice as much the candidates of a walk."""
+"""Holds the sketches' distances of 250,000 rows, and twice as much the candidates of a walk."""
 
 
 async def configure(
@@ -319,15 +325,15 @@ _SKETCHED = """
     WITH {seen} compared AS MATERIALIZED ({compared})
     SELECT id, document_id, text, 1 - distance FROM compared ORDER BY distance, id LIMIT %(limit)s
 """
-_SEEN = "seen AS MATERIALIZED (SELECT c.ctid AS place, c.sketch <~> %(sketch)s AS apart FROM {rows}),"
-"""place: where the row is, as long as the statement runs. apart: the number of different bits; NULL for a row that a
-worker of an older version wrote."""
+_SEEN = "seen AS MATERIALIZED (SELECT c.id, c.sketch <~> %(sketch)s AS apart FROM {rows}),"
+"""apart: the number of different bits; NULL for a row that a worker of an older version wrote. All of it is in the
+index of documents (docs/adr/0127)."""
 _COMPARED = """
         SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
-        WHERE c.ctid = ANY(ARRAY(
-            SELECT place FROM seen WHERE apart IS NULL
+        WHERE c.id = ANY(ARRAY(
+            SELECT id FROM seen WHERE apart IS NULL
         ) || ARRAY(
-            SELECT place FROM seen WHERE apart <= coalesce((
+            SELECT id FROM seen WHERE apart <= coalesce((
                 SELECT apart + %(deviations)s * sqrt(apart * (1 - apart / %(bits)s)) FROM seen WHERE apart IS NOT NULL
                 ORDER BY apart OFFSET %(rank)s - 1 LIMIT 1
             ), %(bits)s) ORDER BY apart LIMIT %(compared)s

@@ -29,14 +29,15 @@ def _present(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(row["document_id"], key[0]) for key, row in tx.rows("chunks") if row["document_id"] in ids]
 
 
-@statement("INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding, in_graph, sketch)")
+@statement("INSERT INTO chunks_g1 (id, document_id, tenant, access_id, text, embedding, in_graph, sketch)")
 async def _insert_chunks(tx: Transaction, p: Any) -> int:
     inserted = 0
-    for id_, document, access_id, text, embedding, in_graph, _sketch in zip(*p, strict=True):
+    for id_, document, tenant, access_id, text, embedding, in_graph, _sketch in zip(*p, strict=True):
         if tx.get("chunks", id_) is not None or await tx.lock("chunks", id_) is not None:
             continue
         row = {
             "document_id": document,
+            "tenant": tenant,
             "access_id": access_id,
             "text": text,
             "embedding": embedding,

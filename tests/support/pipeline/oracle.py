@@ -63,7 +63,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
     "access_sets": ("tenant", "digest", "acl_tags", "required_tags"),
     "document_bodies": ("document_id", "text", "metadata"),
     "manifests": ("document_id", "generation", "content_hash", "chunk_ids", "token_counts", "spans", "headings"),
-    "chunks": ("id", "document_id", "text"),
+    "chunks": ("id", "document_id", "tenant", "text"),
     "keywords": (
         "document_id",
         "tenant",
@@ -229,7 +229,10 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
                 "headings": [list(c.headings) for c in chunks],
             },
         },
-        chunks={i: {"id": i, "document_id": id_, "text": c.text} for i, c in zip(ids, chunks, strict=True)},
+        chunks={
+            i: {"id": i, "document_id": id_, "tenant": message.tenant, "text": c.text}
+            for i, c in zip(ids, chunks, strict=True)
+        },
         embedded={i: f"{title}\n{c.text}" if title else c.text for i, c in zip(ids, chunks, strict=True)},
         entries={
             i: {

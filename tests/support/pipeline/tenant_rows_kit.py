@@ -151,7 +151,7 @@ _TENANT = """
         FROM documents d WHERE tenant = %(tenant)s;
     INSERT INTO manifests
         SELECT document_id, 'g1', '\\x00', ARRAY[c.id], ARRAY[3], '[[[0, 4]]]', '[[]]'
-        FROM chunks_g1 c JOIN documents d ON d.id = document_id WHERE tenant = %(tenant)s;
+        FROM chunks_g1 c JOIN documents d ON d.id = document_id WHERE d.tenant = %(tenant)s;
     INSERT INTO index_state (document_id, generation, store, want_seq, seq, settled_at)
         SELECT id, 'g1', store, seq, seq, now()
         FROM documents, unnest(ARRAY['vectors', 'keywords']) store WHERE tenant = %(tenant)s;

@@ -266,7 +266,7 @@ async def test_readers_subtract_the_centre_of_a_model_whose_vectors_are_alike(st
         texts = [f"{topic} 0" for topic in range(10)]
         await library.put(*(document(text, text) for text in texts))
         [(of, access)] = await library.execute("SELECT document_id, access_id FROM chunks_g1 LIMIT 1")
-        rows = [Row(uuid4(), of, access, "", vector.astype(np.float32), in_graph=True) for vector in others]
+        rows = [Row(uuid4(), of, "acme", access, "", vector.astype(np.float32), in_graph=True) for vector in others]
         async with library.pool.connection() as connection:
             await graph.move(connection, library.generation, limit=len(texts))
             await insert(connection, library.generation, rows)
