@@ -92,7 +92,7 @@ _ENDINGS = frozenset(
 )
 
 
-_TEXTLESS_ENDINGS = frozenset(
+TEXTLESS_ENDINGS = frozenset(
     {
         "png",
         "jpg",
@@ -193,7 +193,7 @@ _TEXTLESS_ENDINGS = frozenset(
 def may_hold_text(path: str, size: int) -> bool:
     """Whether a file may hold text at all: it is not empty, and no picture, archive, program or the like."""
     _, dot, ending = path.rpartition("/")[2].rpartition(".")
-    return size > 0 and not (dot and ending.lower() in _TEXTLESS_ENDINGS)
+    return size > 0 and not (dot and ending.lower() in TEXTLESS_ENDINGS)
 
 
 @dataclass(frozen=True, slots=True)

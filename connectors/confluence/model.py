@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from connectors.atlassian import Person
+from connectors.files import TEXTLESS_ENDINGS
 from connectors.room import hold
 from pipeline.core.errors import PenstockError
 
@@ -238,50 +239,7 @@ def labels_digest(labels: Sequence[str]) -> str:
 
 
 _OPAQUE_TYPES = ("image/", "video/", "audio/", "font/", "application/vnd.atlassian")
-_OPAQUE_ENDINGS = frozenset(
-    {
-        "png",
-        "jpg",
-        "jpeg",
-        "gif",
-        "webp",
-        "svg",
-        "bmp",
-        "ico",
-        "tif",
-        "tiff",
-        "mp3",
-        "mp4",
-        "mov",
-        "avi",
-        "webm",
-        "wav",
-        "zip",
-        "gz",
-        "tgz",
-        "tar",
-        "7z",
-        "rar",
-        "jar",
-        "exe",
-        "msi",
-        "dmg",
-        "iso",
-        "bin",
-        "drawio",
-        "tmp",
-        "gliffy",
-        "vsd",
-        "vsdx",
-        "psd",
-        "ai",
-        "sketch",
-        "fig",
-        "ttf",
-        "woff",
-        "woff2",
-    }
-)
+_OPAQUE_ENDINGS = TEXTLESS_ENDINGS | frozenset(("drawio", "fig", "gliffy", "sketch", "svg", "tmp", "vsd", "vsdx"))
 
 
 def _is_opaque(title: str, media_type: str) -> bool:
