@@ -105,7 +105,8 @@ async def insert_rows_again(connection: Connection, generation: Generation, ids:
     """Delete rows and insert the same ones, so that they enter the vector index; nothing is embedded. (An UPDATE that
     changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows."""
     table = sql.Identifier(generation.chunk_table)
-    names = ["id", "document_id", "access_id", "created_at", "text", "embedding", *["sketch"] * generation.sketched]
+    names = ["id", "document_id", "tenant", "access_id", "created_at", "text", "embedding"]
+    names += ["sketch"] * generation.sketched
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
     cursor = await connection.execute(
         sql.SQL("DELETE FROM {} WHERE id = ANY(%s) RETURNING {}").format(table, columns), [list(ids)]
