@@ -110,7 +110,7 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
     """The scan for a query. It counts the rows that access and filters leave, up to where the graph is better."""
     graph, rows, per_document, indexed = await _size(connection, query.generation)
     gain = SKETCH_GAIN if query.generation.sketched else 1
-    by_index = INDEXED_SKETCH_GAIN if indexed else gain
+    by_index = INDEXED_SKETCH_GAIN if indexed and query.generation.sketched else gain
     most_rows = gain * tuning.always_exact_rows
     if query.generation.vectors == "elasticsearch":
         graph = "index"  # which compares all entries by itself where few pass the filter
