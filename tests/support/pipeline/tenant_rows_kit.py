@@ -145,8 +145,9 @@ _TENANT = """
     INSERT INTO document_bodies SELECT id, 'Text of ' || tenant, '{}' FROM documents WHERE tenant = %(tenant)s;
     INSERT INTO document_events (document_id, slot, kind, outcome, lane)
         SELECT id, 0, 'upsert', 'created', 'live' FROM documents WHERE tenant = %(tenant)s;
-    INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding)
-        SELECT md5('chunk' || d.id)::uuid, d.id, d.access_id, 'Text of ' || tenant || d.seq,
+    INSERT INTO chunks_g1 (id, document_id, tenant, access_id, text, embedding)  -- one row as of an older version
+        SELECT md5('chunk' || d.id)::uuid, d.id, CASE WHEN d.seq > 1 THEN tenant END, d.access_id,
+            'Text of ' || tenant || d.seq,
             (SELECT array_agg(cos(k * d.seq + length(tenant))) FROM generate_series(1, 64) k)::halfvec
         FROM documents d WHERE tenant = %(tenant)s;
     INSERT INTO manifests
