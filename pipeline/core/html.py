@@ -18,6 +18,7 @@ from lxml import etree  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
 from pipeline.core.errors import Poison
+from pipeline.core.normalise import clean
 from pipeline.core.styles import examine
 
 _HIDDEN_TAGS = frozenset(
@@ -41,6 +42,14 @@ _MAX_NUMBER = 999_999_999
 """The largest number of a list item in Markdown (CommonMark, "List items")."""
 _MAX_COLUMNS = 1_000
 """The most columns that one cell spans in browsers (the HTML standard, "Attributes common to td and th elements")."""
+_DROPPED_FROM_ADDRESSES = re.compile(r"[\t\r\n]")
+"""Browsers remove these from an address (the URL standard, "basic URL parser")."""
+_NOT_IN_ADDRESSES = re.compile(r"[\x00-\x20\x7f<>\"`|\\]")
+"""Characters that end the target of a link in Markdown, or begin something else that counts before it."""
+_ESCAPED_IN_TITLES = re.compile(r"[\\\"`<]")
+_UNSAFE_IN_LINKS = re.compile(r"\][(\[]|\\[\[\]]")
+_ESCAPED_IN_LINKS = re.compile(r"\\(?!\|)|[\[\]]")
+"""A backslash before a bar is our own, in a table."""
 MAX_MARKDOWN = 16 * 1024**2
 """Characters. Quotations in quotations and cells of many columns grow: four times the most that a page may have."""
 
@@ -118,12 +127,30 @@ def _seen(name: str, attributes: Any) -> tuple[bool, bool | None]:
 
 
 class LinearConverter(MarkdownConverter):
-    """The library's conversion, with lists in time proportional to their items."""
+    """The library's conversion, with lists in time proportional to their items, and links that end where they end in
+    the page."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._autolinks = bool(options.get("autolinks", True))
         self._items: Counter[int] = Counter()
         """The items so far of each list that is being converted, by its element's identity."""
+
+    def convert_a(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        """Nothing in a text, a target or a title becomes another link: the library writes them as they are. Invisible
+        characters are removed first, because brackets between which one stood would meet later."""
+        stated, words = str(element.get("href") or ""), clean(text).strip()
+        if "_noformat" in parent_tags or not stated:
+            return text
+        if not words:
+            return ""
+        target, title = _link_target(stated), " ".join(clean(str(element.get("title") or "")).split())
+        before, after = " " * text.startswith(" "), " " * text.endswith(" ")
+        if self._autolinks and words == stated == target and not title:
+            return f"{before}<{target}>{after}"
+        if title:
+            target += ' "' + _ESCAPED_IN_TITLES.sub(r"\\\g<0>", title) + '"'
+        return f"{before}[{_link_text(words)}]({target}){after}"
 
     def convert_li(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         """Numbered by counting; the library counts the items before each anew."""
@@ -158,7 +185,7 @@ class _PageConverter(LinearConverter):
     def convert_a(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         href = str(element.get("href") or "")
         if href.startswith(("http://", "https://", "mailto:")):
-            return str(super().convert_a(element, text, parent_tags))  # type: ignore[misc]
+            return super().convert_a(element, text, parent_tags)
         return text
 
     def convert_pre(self, element: Tag, text: str, parent_tags: set[str]) -> str:
@@ -195,6 +222,34 @@ class _PageConverter(LinearConverter):
         if (known := self._with_head.get(id(table))) is None:
             known = self._with_head[id(table)] = table.find("thead") is not None
         return known
+
+
+def _link_target(address: str) -> str:
+    """Return an address as the target of a link in Markdown: a browser follows it to the same place."""
+    address = clean(_DROPPED_FROM_ADDRESSES.sub("", address)).strip()
+    address = _NOT_IN_ADDRESSES.sub(lambda match: f"%{ord(match[0]):02X}", address)
+    if "](" in address:
+        address = address.replace("[", "%5B").replace("]", "%5D")
+    if not _is_balanced(address, "(", ")"):
+        address = address.replace("(", "%28").replace(")", "%29")
+    return address
+
+
+def _link_text(words: str) -> str:
+    """Escape brackets that would end the text of a link, or be one within it."""
+    if _UNSAFE_IN_LINKS.search(words) or not _is_balanced(words, "[", "]"):
+        return _ESCAPED_IN_LINKS.sub(r"\\\g<0>", words)
+    ending = len(words) - len(words.rstrip("\\"))
+    return words + "\\" * (ending % 2)
+
+
+def _is_balanced(text: str, opening: str, closing: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += (character == opening) - (character == closing)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _columns(cell: Tag) -> int:

@@ -38,6 +38,10 @@ def plain(body: str) -> str:
         ("<p>&mdash;&lt;b&gt;&unknown;&hellip;</p>", "—<b>&unknown;…"),
         ('<p><a href="https://x.example/a?b=1&amp;c=2">there</a></p>', "[there](https://x.example/a?b=1&c=2)"),
         ('<p><a href="javascript:alert(1)">there</a> <a href="/rel">here</a></p>', "there here"),
+        (
+            '<p><a href="https://e.org/)[y](javascript:x)">a](javascript:x)[b</a></p>',
+            r"[a\](javascript:x)\[b](https://e.org/%29%5By%5D%28javascript:x%29)",
+        ),
         ("<blockquote><p>said</p></blockquote>", "> said"),
         ("<p>a\u200bb\u00adc</p>", "abc"),
         ('<p><time datetime="2026-11-21" /></p>', "2026-11-21"),

@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from pipeline.core import normalise as rules
 from pipeline.core.errors import Poison
@@ -71,6 +72,65 @@ def test_html_conversion_keeps_structure_and_drops_hidden_content() -> None:
     assert "A diagram" in text
     assert "[other](https://e.org/x)" in text
     assert "no" not in text.replace("not", "")
+
+
+GOOD = "https://good.example/"
+
+
+def links(markdown: str) -> list[str]:
+    """The targets of links and pictures, as a renderer of Markdown understands them."""
+    parser = MarkdownIt("commonmark")
+    parser.validateLink = lambda url: True  # type: ignore[method-assign]  # also those that it would refuse to show
+    children = [child for token in parser.parse(markdown) for child in token.children or []]
+    return [str(child.attrs[key]) for child in children for key in ("href", "src") if key in child.attrs]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f'<a href="{GOOD})[y](javascript:x)">words</a>',
+        f'<a href="{GOOD}\n\n[y](javascript:x)">words</a>',
+        f"<a href=\"{GOOD} 't')[y](javascript:x)\">words</a>",
+        f'<a href="{GOOD}>)[y](javascript:x)">words</a>',
+        f'<a href="{GOOD}\\">words</a><a href="{GOOD}\\)[y](javascript:x">words</a>',
+        f'<a href="{GOOD}`">words</a> ` <a href="{GOOD})`[y](javascript:x)">words</a>',
+        f'<a href="{GOOD}?[y](javascript:x)">words</a>',
+        f'<a href="{GOOD})[y](javascript:x)">{GOOD})[y](javascript:x)</a>',
+        f'<a href="{GOOD}">words](javascript:x)[y</a>',
+        f'<a href="{GOOD}">[words](javascript:x)</a>',
+        f'<a href="{GOOD}">[words]&#8203;(javascript:x)</a>',
+        f'<a href="{GOOD}">words\\](javascript:x)[y</a>',
+        f'<a href="{GOOD}">words\\</a>',
+        f'<a href="{GOOD}">![words](javascript:x)</a>',
+        f'<a href="{GOOD}"><img alt="words](javascript:x)[y" src="x"></a>',
+        f'<a href="{GOOD}"><b>[words]</b></a>',
+        f'<a href="{GOOD}" title=\'x")[y](javascript:x)\'>words</a>',
+        f"<a href='{GOOD}' title='x\\\\&quot;)[y](javascript:x)'>words</a>",
+        f'<a href="{GOOD}" title="x\n\n[y](javascript:x)">words</a>',
+        f'<table><tr><th><a href="{GOOD}|)[y](javascript:x)">words](javascript:x)|[y</a></th></tr></table>',
+    ],
+)
+def test_a_link_of_a_page_becomes_no_other_link(page: str) -> None:
+    text, kind = normalise(page, "text/html")
+    targets = links(text)
+    assert targets
+    assert all(target.startswith(GOOD) for target in targets), text
+    assert normalise(text, kind) == (text, kind)
+
+
+@pytest.mark.parametrize(
+    ("page", "markdown"),
+    [
+        (f'<a href="{GOOD}Foo_(bar)?a[]=1&amp;b=*é">[Bug] a_b</a>', f"[[Bug] a_b]({GOOD}Foo_(bar)?a[]=1&b=*é)"),
+        (f'<a href="{GOOD}">{GOOD}</a>', f"<{GOOD}>"),
+        (f'<a href="{GOOD}" title="A  title">a</a>', f'[a]({GOOD} "A title")'),
+        (f'a<a href="{GOOD}a b "> b </a>c', f"a [b]({GOOD}a%20b) c"),
+        (f'<a href="{GOOD}"><code>a[0](1)</code></a>', f"[`a\\[0\\](1)`]({GOOD})"),
+        (f'<a href="{GOOD}"></a><code><a href="{GOOD}">a](b</a></code>', "`a](b`"),
+    ],
+)
+def test_ordinary_links_are_written_as_they_are(page: str, markdown: str) -> None:
+    assert normalise(page, "text/html") == (f"{markdown}\n", "text/markdown")
 
 
 @pytest.mark.parametrize(
