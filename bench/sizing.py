@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams, Generation
+from pipeline.ledger.generation_tables import drop_table
 from pipeline.runtime.settings import home, load
 from pipeline.stages.entry_vectors import fields
 from pipeline.stores.dense import nearest
@@ -67,6 +69,22 @@ def generation(dimensions: int) -> Generation:
         params=ChunkParams(target=400, min_tokens=160, max_tokens=600),
         state="building",
     )
+
+
+async def tables(connection: AsyncConnection[Any], rows: Mapping[int, int]) -> dict[str, dict[str, float]]:
+    """Measure a table of so many rows for each number of dimensions. Nothing that was made for them stays."""
+    await connection.execute("CREATE SCHEMA sized")
+    try:
+        await connection.execute("SET search_path = sized, public")
+        await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
+        await connection.execute("SET max_parallel_maintenance_workers = 0")
+        return {str(n): await measure(connection, n, number) for n, number in rows.items()}
+    finally:
+        for of in map(generation, rows):
+            await drop_table(connection, of.chunk_table)  # with its view, which is in another schema
+            probes = sql.Identifier("public", f"standing_probes_{of.name}")
+            await connection.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(probes))
+        await connection.execute("DROP SCHEMA sized CASCADE")
 
 
 async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) -> dict[str, float]:
@@ -230,14 +248,7 @@ async def main() -> None:
     began = os.getloadavg()[0]
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await register_vector_async(connection)
-        await connection.execute("CREATE SCHEMA sized")
-        try:
-            await connection.execute("SET search_path = sized, public")
-            await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
-            await connection.execute("SET max_parallel_maintenance_workers = 0")
-            by_dimensions = {str(n): await measure(connection, n, rows) for n, rows in ROWS.items()}
-        finally:
-            await connection.execute("DROP SCHEMA sized CASCADE")
+        by_dimensions = await tables(connection, ROWS)
     es = connect(load().elasticsearch)
     try:
         by_entries = {str(n): await entries(es, n, rows) for n, rows in ROWS.items()}
