@@ -44,6 +44,11 @@ CHUNK_SLACK_BYTES = 4 * 1024
 READS_A_TURN = 2
 """How many reads of one address are handled in a turn of the event loop. Each may begin a request: those of 128
 connections in one turn kept everybody else waiting for 0.1 s at every step."""
+ACCEPTS_A_TURN = 8
+"""How many connections are accepted in a turn of the event loop. asyncio accepts as many as may wait for it, which kept
+everybody else waiting for half a second at every step."""
+WAITING_CONNECTIONS = 2048
+"""How many connections the kernel keeps until they are accepted."""
 READ_BYTES = 64 * 1024
 """The most that is read of a connection without TLS at once, which stays in memory while its address waits for a turn.
 With TLS, asyncio reads up to 256 KiB into a buffer whose size it does not let us choose."""
@@ -218,6 +223,7 @@ async def served(
             timeout_keep_alive=IDLE_SECONDS,
             server_header=False,
             ws="none",
+            backlog=ACCEPTS_A_TURN,
             ssl_certfile=tls and tls[0],
             ssl_keyfile=tls and tls[1],
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -233,6 +239,7 @@ async def served(
                     await running
                     raise OSError("the application did not start: see its log")
                 await asyncio.sleep(0.005)
+            listening.listen(WAITING_CONNECTIONS)  # asyncio has taken the number of a turn for this one, too
             shown = f"[{host}]" if ":" in host else host
             yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
         finally:

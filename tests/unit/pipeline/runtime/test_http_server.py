@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import socket
 from asyncio import selector_events
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -23,6 +25,7 @@ from starlette.routing import Route
 from pipeline.observability.metrics import PortMetrics
 from pipeline.runtime import http_server
 from pipeline.runtime.http_server import (
+    ACCEPTS_A_TURN,
     MAX_HEAD_BYTES,
     PIECE_BYTES,
     READS_A_TURN,
@@ -633,6 +636,21 @@ async def test_requests_of_one_address_that_come_at_once_leave_turns_of_the_even
     at_once = Counter(begun["127.0.0.1"])
     assert (sum(at_once.values()), max(at_once.values())) == (flood, READS_A_TURN)
     assert begun["127.0.0.2"][0] < max(at_once), "the other address waits for none of them"
+
+
+async def test_connections_that_come_at_once_leave_turns_of_the_event_loop_to_others() -> None:
+    """All that waited were accepted in one turn: an address that opened thousands a second had searches of others given
+    up, on connections that were open."""
+    flood, open_at = 100, [0.0]
+    async with site() as port:
+        clients = [socket.create_connection((port.host, port.port), timeout=SHORT) for _ in range(flood)]
+        for _ in range(2 * flood):
+            await asyncio.sleep(0)
+            open_at.append(port.open)
+        for client in clients:
+            client.close()
+    accepted = [after - before for before, after in pairwise(open_at)]
+    assert (sum(accepted), max(accepted)) == (flood, ACCEPTS_A_TURN)
 
 
 async def test_a_client_that_is_gone_when_its_request_is_refused_leaves_no_traceback(
