@@ -1,5 +1,5 @@
-"""Converts PPTX to Markdown: for each slide a heading, its text as bullets, its tables and notes. Hidden slides are
-left out."""
+"""Converts PPTX to Markdown: for each slide a heading, its text as bullets, its tables and notes. Hidden slides and
+shapes are left out."""
 
 from __future__ import annotations
 
@@ -103,8 +103,10 @@ def _lines(words: str) -> str:
 
 
 def _in_reading_order(shapes: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """Yield shapes from top to bottom, then from left to right, and the members of groups instead of the groups."""
-    for shape in sorted(shapes, key=lambda shape: (shape.top or 0, shape.left or 0)):
+    """Yield shapes from top to bottom, then from left to right, and the members of groups instead of the groups. Hidden
+    ones, which the selection pane switches off, are left out."""
+    shown = (shape for shape in shapes if shape._element._nvXxPr.cNvPr.get("hidden") not in ("1", "true"))
+    for shape in sorted(shown, key=lambda shape: (shape.top or 0, shape.left or 0)):
         if hasattr(shape, "shapes") and depth < _MAX_DEPTH:
             yield from _in_reading_order(shape.shapes, depth + 1)
         else:

@@ -89,6 +89,12 @@ async def test_pptx_slides_notes_and_tables_become_markdown(extract: Extract) ->
     first.shapes.title.text = "Results"
     first.placeholders[1].text = "Up 3%\nCosts down"
     first.notes_slide.notes_text_frame.text = "Say thanks"
+    off = first.shapes.add_textbox(Inches(1), Inches(1), Inches(1), Inches(1))
+    off.text_frame.text = "HIDDEN"
+    off._element._nvXxPr.cNvPr.set("hidden", "1")
+    group = first.shapes.add_group_shape()
+    group.shapes.add_textbox(Inches(1), Inches(1), Inches(1), Inches(1)).text_frame.text = "HIDDEN"
+    group._element._nvXxPr.cNvPr.set("hidden", "true")
     second = deck.slides.add_slide(deck.slide_layouts[5])
     second.shapes.title.text = "Figures"
     table = second.shapes.add_table(2, 2, Inches(1), Inches(2), Inches(4), Inches(1)).table
