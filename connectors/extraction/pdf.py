@@ -61,6 +61,8 @@ def render(pages: Sequence[Page]) -> Rendered:
     """Write the text of pages, without running headers and footers."""
     running = _running_lines(pages)
     content = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
+    if not any(flow for flows in content for flow in flows):  # no text that they could be above or below
+        content = [[list(flow) for flow in page.flows] for page in pages]
     styles = _Styles([p for flows in content for flow in flows for p in flow if not p.is_table])
     blocks: list[_Block] = []
     first_heading = None

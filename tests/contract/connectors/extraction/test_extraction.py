@@ -71,6 +71,12 @@ async def test_headers_and_footers_repeated_on_every_page_are_dropped(extract: E
     assert extracted.media_type == "text/plain"  # there was no structure to keep
 
 
+async def test_pages_of_a_single_line_that_is_alike_on_all_of_them_are_read(extract: Extract) -> None:
+    """Vouchers, labels and tickets: their line was taken for a header, and nothing was left."""
+    extracted = await extract("vouchers.pdf", typeset([Sheet([Line(72, 750, f"Voucher {n} of 9")]) for n in range(9)]))
+    assert [f"Voucher {n} of 9" in extracted.text for n in range(9)] == [True] * 9
+
+
 async def test_a_rotated_page_is_read_in_its_displayed_orientation(extract: Extract) -> None:
     class Sideways(Sheet):
         def content(self) -> bytes:
