@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NewType
 
 from connectors.extraction.result import Unreadable
@@ -21,14 +22,17 @@ OFFICE_ENDINGS = frozenset(
 _OWN_ENDINGS = OFFICE_ENDINGS | {"pdf", "eml"}
 _OFFICE_TYPES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.ms-")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_OPEN_DOCUMENT = re.compile(rb"PK\x03\x04.{26}mimetypeapplication/vnd\.oasis\.opendocument\.", re.DOTALL)
+"""The type is the first entry of the zip, as it is (OpenDocument 1.3 part 2, 3.3)."""
+_RTF = b"{\\rtf"
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 """The stream in which Office keeps an encrypted file ([MS-OFFCRYPTO] 2.3.4.4); names in OLE are UTF-16."""
 
 
 def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind | Offered:
-    """Return the kind of a file. head: its first HEAD_BYTES. Raises Unreadable: broken. An extractor that is offered
-    comes before plain text and old binary formats, and after the formats that are read here."""
+    """Return the kind of a file. head: its first HEAD_BYTES. Raises Unreadable: broken, unsupported. An extractor
+    that is offered comes before plain text and formats that are not read, and after those that are read here."""
     ending = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name else ""
     declared = (media_type or "").partition(";")[0].strip().lower()
     office = ending in OFFICE_ENDINGS or declared.startswith(_OFFICE_TYPES)
@@ -38,6 +42,12 @@ def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind | Off
     is_mail = ending == "eml" or declared == "message/rfc822"
     if ending and ending not in _OWN_ENDINGS and not is_office and not is_mail and ending in plugins.offered(PLUGINS):
         return Offered(f".{ending}")
+    if _OPEN_DOCUMENT.match(head) or head.startswith(_RTF):
+        name_of_format = "RTF" if head.startswith(_RTF) else "OpenDocument"
+        raise Unreadable(
+            "unsupported",
+            f"is an {name_of_format} file: save it as .docx, .xlsx or .pptx, or install an extractor for its ending",
+        )
     if head.startswith(_OLE):
         return "ole"
     if is_office:

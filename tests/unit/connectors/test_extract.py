@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import encodings
+import io
 import pkgutil
 import sys
 import time
+import zipfile
 from encodings.aliases import aliases
 
 import pytest
@@ -180,6 +182,30 @@ def test_utf8_is_read_exactly(text: str) -> None:
 @pytest.mark.parametrize("data", [b"", b" \n\t\r\n ", b"\xef\xbb\xbf"])
 def test_a_file_without_text_is_refused_as_empty(data: bytes) -> None:
     assert refused(data) == "empty"
+
+
+def open_document(kind: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("mimetype", f"application/vnd.oasis.opendocument.{kind}")
+        archive.writestr("content.xml", "<office:document-content/>")
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "format_of_it"),
+    [
+        ("minutes.odt", open_document("text"), "OpenDocument"),
+        ("rates", open_document("spreadsheet"), "OpenDocument"),
+        ("deck.pptx", open_document("presentation"), "OpenDocument"),
+        ("letter.rtf", rb"{\rtf1\ansi Dear Sir}", "RTF"),
+    ],
+)
+def test_a_format_that_is_not_read_is_named_to_its_owner(name: str, data: bytes, format_of_it: str) -> None:
+    """The file was said to be no text, because it holds NUL bytes."""
+    with pytest.raises(Unreadable, match=f"is an {format_of_it} file: save it as") as caught:
+        extract(data, name)
+    assert caught.value.code == "unsupported"
 
 
 def test_the_size_limit_counts_the_bytes_of_the_published_utf8() -> None:
