@@ -144,6 +144,8 @@ class LinearConverter(MarkdownConverter):
             return text
         if not words:
             return ""
+        if element.find(self._is_link) is not None:
+            return text  # Markdown, like browsers, has no link in a link; escaped ones would double at every level
         target, title = _link_target(stated), " ".join(clean(str(element.get("title") or "")).split())
         before, after = " " * text.startswith(" "), " " * text.endswith(" ")
         if self._autolinks and words == stated == target and not title:
@@ -151,6 +153,9 @@ class LinearConverter(MarkdownConverter):
         if title:
             target += ' "' + _ESCAPED_IN_TITLES.sub(r"\\\g<0>", title) + '"'
         return f"{before}[{_link_text(words)}]({target}){after}"
+
+    def _is_link(self, element: Tag) -> bool:
+        return element.name == "a" and bool(element.get("href"))
 
     def convert_li(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         """Numbered by counting; the library counts the items before each anew."""
@@ -182,11 +187,11 @@ class _PageConverter(LinearConverter):
     def convert_img(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         return str(element.get("alt") or "")
 
+    def _is_link(self, element: Tag) -> bool:
+        return element.name == "a" and str(element.get("href") or "").startswith(("http://", "https://", "mailto:"))
+
     def convert_a(self, element: Tag, text: str, parent_tags: set[str]) -> str:
-        href = str(element.get("href") or "")
-        if href.startswith(("http://", "https://", "mailto:")):
-            return super().convert_a(element, text, parent_tags)
-        return text
+        return super().convert_a(element, text, parent_tags) if self._is_link(element) else text
 
     def convert_pre(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         if not text:

@@ -133,6 +133,19 @@ def test_ordinary_links_are_written_as_they_are(page: str, markdown: str) -> Non
     assert normalise(page, "text/html") == (f"{markdown}\n", "text/markdown")
 
 
+def test_of_links_in_each_other_the_inner_ones_stay() -> None:
+    page = (
+        f'<a href="{GOOD}1"><div>a <a href="{GOOD}2">b</a></div></a><a href="{GOOD}3"><b>c <a href="/d">d</a></b></a>'
+    )
+    assert normalise(page, "text/html")[0].split() == ["a", f"[b]({GOOD}2)", "[**c", f"d**]({GOOD}3)"]
+
+
+def test_links_in_each_other_do_not_grow() -> None:
+    """What had been escaped was escaped again at each level: 4 kB took 17 s, and were refused as too large."""
+    text, _ = normalise(f'<a href="{GOOD}"><div>' * 70 + "]" * 100, "text/html")
+    assert len(text) < 500
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
