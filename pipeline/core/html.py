@@ -44,6 +44,8 @@ _MAX_COLUMNS = 1_000
 """The most columns that one cell spans in browsers (the HTML standard, "Attributes common to td and th elements")."""
 _DROPPED_FROM_ADDRESSES = re.compile(r"[\t\r\n]")
 """Browsers remove these from an address (the URL standard, "basic URL parser")."""
+_PLACE = re.compile(r"https?:[^?#]*", re.IGNORECASE)
+"""The host and path of an address, where browsers read a backslash as a slash (the URL standard, "special scheme")."""
 _NOT_IN_ADDRESSES = re.compile(r"[\x00-\x20\x7f<>\"`|\\]")
 """Characters that end the target of a link in Markdown, or begin something else that counts before it."""
 _ESCAPED_IN_TITLES = re.compile(r"[\\\"`<]")
@@ -232,6 +234,8 @@ class _PageConverter(LinearConverter):
 def _link_target(address: str) -> str:
     """Return an address as the target of a link in Markdown: a browser follows it to the same place."""
     address = clean(_DROPPED_FROM_ADDRESSES.sub("", address)).strip()
+    if place := _PLACE.match(address):
+        address = place[0].replace("\\", "/") + address[place.end() :]
     address = _NOT_IN_ADDRESSES.sub(lambda match: f"%{ord(match[0]):02X}", address)
     if "](" in address:
         address = address.replace("[", "%5B").replace("]", "%5D")

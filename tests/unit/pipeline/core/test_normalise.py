@@ -125,6 +125,8 @@ def test_a_link_of_a_page_becomes_no_other_link(page: str) -> None:
         (f'<a href="{GOOD}">{GOOD}</a>', f"<{GOOD}>"),
         (f'<a href="{GOOD}" title="A  title">a</a>', f'[a]({GOOD} "A title")'),
         (f'a<a href="{GOOD}a b "> b </a>c', f"a [b]({GOOD}a%20b) c"),
+        (r'<a href="https://good.example\@evil.example\?a=\">a</a>', f"[a]({GOOD}@evil.example/?a=%5C)"),
+        ('<a href="mailto:x?subject=Dear Sir">a</a>', "[a](mailto:x?subject=Dear%20Sir)"),
         (f'<a href="{GOOD}"><code>a[0](1)</code></a>', f"[`a\\[0\\](1)`]({GOOD})"),
         (f'<a href="{GOOD}"></a><code><a href="{GOOD}">a](b</a></code>', "`a](b`"),
     ],
