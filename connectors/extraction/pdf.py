@@ -3,6 +3,7 @@ dropped."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class Rendered:
     structured: bool
     """The text has a heading or a table, and so is Markdown."""
     first_heading: str | None
+    repeats_alone: bool
+    """There was nothing but lines that are alike on many pages, as headers are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ def render(pages: Sequence[Page]) -> Rendered:
     """Write the text of pages, without running headers and footers."""
     running = _running_lines(pages)
     content = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
-    if not any(flow for flows in content for flow in flows):  # no text that they could be above or below
+    repeats_alone = not any(flow for flows in content for flow in flows)
+    if repeats_alone:  # no text that they could be above or below
         content = [[list(flow) for flow in page.flows] for page in pages]
     styles = _Styles([p for flows in content for flow in flows for p in flow if not p.is_table])
     blocks: list[_Block] = []
@@ -80,7 +84,7 @@ def render(pages: Sequence[Page]) -> Rendered:
         _append(blocks, page)
     structured = any(block.is_markup for block in blocks)
     texts = [markdown.text(block.text) if structured and not block.is_markup else block.text for block in blocks]
-    return Rendered("\n\n".join(texts), structured, first_heading)
+    return Rendered("\n\n".join(texts), structured, first_heading, repeats_alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,7 @@ MAX_SCANNED_SHARE = 0.5
 MAX_UNMAPPED_SHARE = 0.3
 """A PDF with a larger share of unmapped characters needs OCR: its fonts do not say which letter a glyph is."""
 
+_PICTURES = (raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_FORM)
 _OBJECT = re.compile(rb"\d\s+\d+\s+obj\b")
 _UNMAPPED = re.compile("[\ufffd\ue000-\uf8ff\x00-\x08\x0e-\x1f]")
 _MEANINGLESS_TITLE = re.compile(
@@ -269,6 +274,8 @@ def read_pdf(data: bytes, limits: Limits) -> Extracted:
             raise Unreadable("too_large", f"holds more than {limits.text_bytes:,} bytes of text: split it")
     _require_text(counts, count)
     rendered = render(pages)
+    if rendered.repeats_alone and sum(_is_picture(pdf, number) for number in range(count)) > MAX_SCANNED_SHARE * count:
+        raise _scanned(count)  # with a number stamped on each page, as copies for a court have it
     metadata: dict[str, str | int | float | bool] = {"pages": count}
     if counts.scanned_pages:
         metadata["pages_without_text"] = counts.scanned_pages
@@ -328,13 +335,34 @@ def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, counts: _Coun
 
 
 def _has_picture(page: Any) -> bool:
-    pictures = (raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_FORM)
     count = min(raw.FPDFPage_CountObjects(page.raw), 1_000)
-    return any(raw.FPDFPageObj_GetType(raw.FPDFPage_GetObject(page.raw, n)) in pictures for n in range(count))
+    return any(raw.FPDFPageObj_GetType(raw.FPDFPage_GetObject(page.raw, n)) in _PICTURES for n in range(count))
+
+
+def _is_picture(pdf: pypdfium2.PdfDocument, number: int) -> bool:
+    """Whether a picture takes most of a page."""
+    page = pdf[number]
+    try:
+        left, bottom, right, top = (ctypes.c_float() for _ in range(4))
+        for n in range(min(raw.FPDFPage_CountObjects(page.raw), 1_000)):
+            shown = raw.FPDFPage_GetObject(page.raw, n)
+            if raw.FPDFPageObj_GetType(shown) in _PICTURES and raw.FPDFPageObj_GetBounds(
+                shown, *map(ctypes.byref, (left, bottom, right, top))
+            ):
+                area = (right.value - left.value) * (top.value - bottom.value)
+                if area > page.get_width() * page.get_height() / 2:
+                    return True
+        return False
+    finally:
+        page.close()
+
+
+def _scanned(pages: int) -> Unreadable:
+    return Unreadable("needs_ocr", f"is a PDF of {pages} pages almost without text (scanned)")
 
 
 def _require_text(counts: _Counts, pages: int) -> None:
     if counts.characters == 0 or counts.scanned_pages > MAX_SCANNED_SHARE * pages:
-        raise Unreadable("needs_ocr", f"is a PDF of {pages} pages almost without text (scanned)")
+        raise _scanned(pages)
     if counts.unmapped > MAX_UNMAPPED_SHARE * counts.characters:
         raise Unreadable("needs_ocr", "is a PDF whose fonts do not say which letters they show")

@@ -77,6 +77,12 @@ async def test_pages_of_a_single_line_that_is_alike_on_all_of_them_are_read(extr
     assert [f"Voucher {n} of 9" in extracted.text for n in range(9)] == [True] * 9
 
 
+async def test_scanned_pages_with_a_number_stamped_on_each_need_ocr(extract: Extract) -> None:
+    """The numbers alone were their text."""
+    sheets = [Sheet([Line(72, 20, f"CONFIDENTIAL - ABC-00012{n}")], picture=True) for n in range(9)]
+    assert (await extract.refused("copies.pdf", typeset(sheets))).code == "needs_ocr"
+
+
 async def test_a_rotated_page_is_read_in_its_displayed_orientation(extract: Extract) -> None:
     class Sideways(Sheet):
         def content(self) -> bytes:
