@@ -650,7 +650,8 @@ async def test_connections_that_come_at_once_leave_turns_of_the_event_loop_to_ot
         for client in clients:
             client.close()
     accepted = [after - before for before, after in pairwise(open_at)]
-    assert (sum(accepted), max(accepted)) == (flood, ACCEPTS_A_TURN)
+    assert sum(accepted) == flood
+    assert max(accepted) in (ACCEPTS_A_TURN, ACCEPTS_A_TURN + 1)  # later versions of asyncio accept one more
 
 
 async def test_a_client_that_is_gone_when_its_request_is_refused_leaves_no_traceback(
