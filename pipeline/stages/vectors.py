@@ -210,12 +210,15 @@ class VectorSink(FinalStage):
         try:
             result = await model.embed_documents(texts)
         except (Retryable, Misconfigured) as error:
+            counted_tokens = 0
             if isinstance(error, Alone):
                 self._metrics.embedded.inc(len(error.arrived))
+                counted_tokens = sum(unique[n].tokens for n in error.arrived)
                 for _, id_ in needed:
                     if id_ in chunks and index[chunks[id_]] in error.arrived:
                         self._cached[generation.name, id_] = (chunks[id_].text, error.arrived[index[chunks[id_]]])
-            await self._bills.add(generation, error.tokens, counted=0)
+                self._drop_oldest()
+            await self._bills.add(generation, error.tokens, counted=counted_tokens)
             raise
         used("embedding")
         self._metrics.embedded.inc(len(unique) - len(result.refused))
@@ -232,10 +235,13 @@ class VectorSink(FinalStage):
             if n not in counted:
                 counted.add(n)
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
-        while len(self._cached) > MAX_CACHED_VECTORS:
-            self._cached.popitem(last=False)
+        self._drop_oldest()
         # Last, after the embeddings are cached, because it may raise.
         await self._bills.add(generation, result.tokens, counted=tokens)
+
+    def _drop_oldest(self) -> None:
+        while len(self._cached) > MAX_CACHED_VECTORS:
+            self._cached.popitem(last=False)
 
     async def _reused(self, generation: Generation, chunks: Mapping[UUID, EmbeddedChunk]) -> dict[UUID, EmbeddedChunk]:
         """Cache the vectors of the chunks that the table already has, of whichever document; returns the others."""

@@ -20,6 +20,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.choose import token_counter
+from pipeline.embedding.pace import Alone
 from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.kafka.producer import Stored
 from pipeline.ledger import generations, work
@@ -598,3 +599,35 @@ async def test_embedding_costs_are_charged_to_the_build_once_despite_failures(be
     [(counted,)] = await bench.space.query("SELECT sum(n) FROM manifests, unnest(token_counts) n")
     assert await spent() == 7 + counted
     await assert_equal(bench.space, [message])
+
+
+async def test_tokens_of_a_call_in_which_a_text_fails_alone_are_counted_where_the_server_reports_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building = replace(bench.generation, state="building")
+    message = document(" ".join(f"Sentence {n} says what it has to." for n in range(200)), 1)
+    await bench.accept(message)
+    async with bench.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO builds (generation, origin, replaces) VALUES (%s, %s, %s)",
+            [building.name, building.name, ["vectors"]],
+        )
+    embed, calls = bench.embedder.embed_documents, 0
+
+    async def fails_alone(texts: Sequence[str]) -> Embedded:
+        nonlocal calls
+        calls += 1
+        embedded = await embed(texts)
+        if calls > 1:
+            return embedded
+        error = Alone("one text", service="embedding")
+        error.arrived = dict(enumerate(embedded.vectors[:-1]))
+        raise error
+
+    monkeypatch.setattr(bench.embedder, "embed_documents", fails_alone)
+    await bench.vectors.converge(building, [ID])
+    assert calls == 2
+    [(counted, spent)] = await bench.space.query(
+        "SELECT (SELECT sum(n) FROM manifests, unnest(token_counts) n), (SELECT tokens FROM builds)"
+    )
+    assert spent == counted
