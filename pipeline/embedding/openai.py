@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from pipeline.embedding.http import Endpoint
-from pipeline.embedding.pace import Alone, Pace, Place
+from pipeline.embedding.pace import Alone, Pace, Place, Probe
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.responses import Answer, Rejected, failure, outcome, read
 from pipeline.embedding.tokens import Tokens
@@ -182,7 +182,8 @@ class OpenAIEmbedder:
         """Embed these, halving what the server rejects, or fails at while it answers others, down to the texts that are
         at fault."""
         try:
-            answer = await self._ask([call.texts[index] for index in indexes], call.deadline)
+            texts = [call.texts[index] for index in indexes]
+            answer = await self._ask(texts, call.deadline, probe=partial(self._probe, call))
         except Rejected as rejected:
             await self._prove(call)
             if len(indexes) == 1:
@@ -241,12 +242,19 @@ class OpenAIEmbedder:
             call.tokens += answer.tokens
             call.proven = True
 
-    async def _ask(self, texts: list[str], deadline: float) -> Answer:
+    async def _probe(self, call: _Call, place: Place) -> None:
+        """Embed a text of ours, once. Raises Retryable, Misconfigured or Rejected."""
+        call.tokens += (await self._measured(self._body([PROBE]), 1, place)).tokens
+
+    async def _ask(self, texts: list[str], deadline: float, *, probe: Probe | None = None) -> Answer:
         size, inputs = sum(map(len, texts)), len(texts)
-        body = to_json({"input": texts, **self._parameters})  # before there is a place: a megabyte takes a millisecond
+        body = self._body(texts)  # before there is a place: a megabyte takes a millisecond
         return await self._pace.run(
-            lambda place: self._measured(body, inputs, place), size=size, deadline=deadline, of=body
+            lambda place: self._measured(body, inputs, place), size=size, deadline=deadline, of=body, probe=probe
         )
+
+    def _body(self, texts: list[str]) -> bytes:
+        return to_json({"input": texts, **self._parameters})
 
     async def _measured(self, body: bytes, inputs: int, place: Place) -> Answer:
         began = time.perf_counter()

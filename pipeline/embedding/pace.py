@@ -24,11 +24,14 @@ LEAST_SECONDS = 0.01
 
 ALONE_AFTER_TRIES, ALONE_AFTER_ANSWERS = 3, 3
 """A request that has failed so often, while so many others were answered, is not tried until its deadline: the server
-is there, and the other documents in it wait no longer than they must."""
+is there, and the other documents in it wait no longer than they must. Where fewer were answered, a probe takes the next
+turn, except after a 429: a limit may have room for a probe alone."""
 MAX_SUSPECTS = 1_000
 """The most requests that are remembered because they fail alone, and because they failed until their deadline."""
 SUSPECT_BASE_SECONDS, SUSPECT_CAP_SECONDS = 0.25, 20.0
 """The least wait after a failure of a request that fails alone, doubled each time up to the cap."""
+
+Probe = Callable[["Place"], Awaitable[object]]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -100,35 +103,58 @@ class Pace:
         """Hashes of requests that failed until their deadline. The oldest are forgotten first."""
 
     async def run(
-        self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float, of: bytes | None = None
+        self,
+        request: Callable[[Place], Awaitable[T]],
+        *,
+        size: int,
+        deadline: float,
+        of: bytes | None = None,
+        probe: Probe | None = None,
     ) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
         while waiting; then raises the last Retryable, with the time that is left to wait. Raises Alone where the
         failures seem to be its own. size: of what it carries, in any unit that is the same for all requests. of:
-        what it carries, where that may be sent again."""
+        what it carries, where that may be sent again. probe: what the server answers whenever it is there."""
         if not self._running:
             self._rate.wakes(time.monotonic())
         self._running += 1
         try:
-            return await self._until(request, size, deadline, of)
+            return await self._until(request, size, deadline, of, probe)
         finally:
             self._running -= 1
             if not self._running:
                 self._rate.rests(time.monotonic())
 
-    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float, of: bytes | None) -> T:
+    async def _until(
+        self,
+        request: Callable[[Place], Awaitable[T]],
+        size: int,
+        deadline: float,
+        of: bytes | None,
+        probe: Probe | None,
+    ) -> T:
         attempt, failures = 0, self._known_failures(of)
+        failure: Retryable | None = None
         try:
             while True:
                 async with Place(self._places) as place:
                     await self._allowed(size, deadline)
                     if failures is None:
                         failures = _Failures(0, self._answered, self._failed)
+                    own, sent = failure, None
+                    if own is not None and not isinstance(own, Deferred) and failures.tries >= ALONE_AFTER_TRIES:
+                        sent, probe = probe, None  # once, and instead of a try: an outage gets no request more
                     try:
-                        result = await request(place)
+                        if sent is None:
+                            result = await request(place)
+                        else:
+                            await sent(place)
                     except Retryable as error:
                         failure = error
                     else:
+                        if sent is not None and own is not None:
+                            failures = None
+                            raise self._alone(own, of)
                         self._answered += 1
                         if self._suspects:  # a megabyte takes a millisecond to hash
                             self._suspects.pop(hash(of), None)

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
 from pipeline.embedding.http import Endpoint
 from pipeline.embedding.openai import OpenAIEmbedder
+from pipeline.embedding.pace import Alone
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.runtime.settings import EmbeddingSettings
 from tests.fakes.openai import FakeOpenAI, Faults
@@ -253,6 +254,21 @@ async def test_a_text_at_which_the_server_always_fails_costs_the_others_no_secon
         probes = 4 if status == 500 else 0
         assert fake.stats.requests == requests + 4 + probes
         assert waits == [0.5, 1.0, 2.0, 4.0]
+
+
+async def test_texts_at_which_the_server_always_fails_hold_up_no_other_although_every_request_has_one(
+    fake: FakeOpenAI,
+) -> None:
+    """No request was answered, which looked like an outage: 150 texts of 300 held up the others without end."""
+    fake.faults.poison, fake.faults.poison_status = "poison", 500
+    texts = [f"poison {n}" if n % 2 else f"passage {n}" for n in range(64)]
+    async with connected(fake, patience=30, batch_inputs=16) as embedder:
+        with pytest.raises(Alone) as caught:
+            await embedder.embed_documents(texts)
+        assert sorted(caught.value.arrived) == [*range(0, 64, 2)]
+        fake.faults.poison = None
+        assert (await vectors_of(embedder, texts)).any(axis=1).all()
+    assert {text[:8] for text in fake.stats.repeated} <= {"penstock"}
 
 
 async def test_a_text_that_failed_alone_does_not_fail_alone_in_an_outage(fake: FakeOpenAI) -> None:

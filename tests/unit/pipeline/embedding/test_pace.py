@@ -198,6 +198,34 @@ async def test_a_request_is_retried_until_its_deadline_while_no_other_is_answere
     assert time.monotonic() > ends - 0.3
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("failure", [Retryable("500"), Throttled("slow down", retry_after=0.01)])
+async def test_a_probe_takes_the_turn_of_a_request_that_fails_while_no_other_is_answered(
+    failure: Retryable, is_there: bool
+) -> None:
+    """In an outage it is no request more; and a limit may have room for it alone."""
+    pace = Pace(parallel=1, base_seconds=0.001)
+    sent: list[str] = []
+
+    async def fails(_place: Place) -> None:
+        sent.append("request")
+        raise failure
+
+    async def probe(_place: Place) -> None:
+        sent.append("probe")
+        if not is_there:
+            raise Retryable("503")
+
+    with pytest.raises(Retryable) as caught:
+        await pace.run(fails, size=1, deadline=deadline_in(0.5), of=b"a", probe=probe)
+    if isinstance(failure, Deferred):
+        assert "probe" not in sent
+    else:
+        assert sent[:4] == ["request"] * 3 + ["probe"]
+        assert sent.count("probe") == 1
+    assert caught.value.alone == (is_there and "probe" in sent)
+
+
 async def test_misconfigured_errors_are_not_retried() -> None:
     attempts = 0
 
