@@ -375,6 +375,7 @@ async def migrate(settings: PostgresSettings) -> list[str]:
                     done.append(migration.name)
             # The version before, taken back for a while, makes tables as it knows them.
             await _change(connection, "of chunk tables", ("SELECT complete_chunk_tables()", None))
+            await _change(connection, "of bound logins", ("SELECT conceal_restored_texts()", None))
     return done
 
 

@@ -661,8 +661,8 @@ async def test_a_connectors_login_that_is_bound_to_tenants_reaches_nothing_of_an
 
 async def test_every_table_of_connectors_is_divided_for_their_logins(place: Place) -> None:
     rows = await place.library.execute(
-        "SELECT c.relname, c.relrowsecurity AND EXISTS ("
-        "   SELECT FROM pg_policy WHERE polrelid = c.oid AND polname = 'rows_of_a_login')"
+        "SELECT c.relname, c.relrowsecurity AND 2 = ("
+        "   SELECT count(*) FROM pg_policy WHERE polrelid = c.oid AND polname IN ('rows_of_a_login', 'planned_rows'))"
         " FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'"
         " AND has_any_column_privilege('penstock_connectors', c.oid, 'SELECT, INSERT, UPDATE')"
     )
