@@ -246,6 +246,11 @@ def test_texts_have_statistics_only_while_no_login_is_bound(bound: Bound) -> Non
         "SELECT n_distinct FROM pg_stats WHERE tablename = 'connector_items' AND attname = 'source'"
     ).fetchall()
     assert sources == 5
+    bound.owner.execute("ALTER TABLE connector_asks ADD COLUMN later text DEFAULT 'invoice'")  # a later migration
+    assert texts_in_statistics() == 1
+    bound.owner.execute("SELECT conceal_restored_texts()")
+    assert texts_in_statistics() == 0
+    bound.owner.execute("ALTER TABLE connector_asks DROP COLUMN later")
     bound.owner.execute("SELECT unbind_connectors(%s)", [bound.login.info.user])
     assert texts_in_statistics() > 0
 
