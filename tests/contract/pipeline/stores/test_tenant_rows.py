@@ -840,7 +840,8 @@ async def test_every_text_that_a_bound_reader_sees_is_made_above_the_barrier(pla
         "     a.atttypid::regtype)) > 0"
         " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
         " WHERE c.relnamespace = 'tenant_readers'::regnamespace AND c.relkind = 'v'"
-        " AND a.atttypid::regtype::text IN ('text', 'character varying', 'character', 'name', 'text[]', 'json', 'jsonb')"
+        " AND a.atttypid::regtype::text IN"
+        " ('text', 'character varying', 'character', 'name', 'text[]', 'json', 'jsonb')"
         " AND c.relname <> 'generation'"  # has no rows of tenants
     )
     shown = {column for column, is_expression in rows if not is_expression}
