@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from psycopg import sql
+from psycopg import Rollback, sql
 
 from pipeline.core.sentences import sentences
 from pipeline.ledger import generations
@@ -126,8 +126,10 @@ def anchor(question: str, passage: str) -> str:
 
 async def promote(connection: Connection, asker: Asker, subject: UUID) -> list[Golden]:
     """Make golden questions of an answer or a passage. A question that exists already keeps its asker and reference,
-    and gets the additional judgements. Empty: there is nothing that this asker may read. Raises psycopg.Error."""
-    async with connection.transaction():
+    and gets the additional judgements. Empty: there is nothing that this asker may read, or it was withdrawn or erased
+    meanwhile. Raises psycopg.Error."""
+    made: list[Golden] = []
+    async with connection.transaction() as whole:
         promoted = await candidates(connection, asker, subject)
         known = {golden.text: golden for golden in await judgements.load(connection, asker.tenant)}
         made = [_merged(known.get(candidate.question), candidate, asker) for candidate in promoted]
@@ -139,7 +141,16 @@ async def promote(connection: Connection, asker: Asker, subject: UUID) -> list[G
                 " documents = coalesce(documents, '{}') || %s::uuid[] WHERE id = %s",
                 [list(candidate.answers), list(candidate.givers), list(candidate.documents), golden.id],
             )
+        # Nobody would erase the questions afterwards: an erasure that passed meanwhile has not seen them.
+        if not _parts(promoted) <= _parts(await candidates(connection, asker, subject)):
+            made = []
+            raise Rollback(whole)
     return made
+
+
+def _parts(promoted: Iterable[Candidate]) -> set[tuple[str, bytes]]:
+    """The questions, and the givers of each."""
+    return {(candidate.question, giver) for candidate in promoted for giver in (b"", *candidate.givers)}
 
 
 def _merged(known: Golden | None, candidate: Candidate, asker: Asker) -> Golden:

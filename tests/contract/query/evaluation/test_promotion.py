@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from pipeline.core.identity import document_id
-from pipeline.ledger.personal import PLACES
+from pipeline.ledger.personal import PLACES, Scope, Subject, erase
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import RetentionSettings
 from query.answers import review
@@ -194,6 +195,28 @@ async def test_a_promoted_question_is_erased_after_what_it_was_made_from_was_del
     assert len(await stored(library, tenant)) == 2, "0: for ever"
     await retention.turn()
     assert [golden.text for golden in await stored(library, tenant)] == ["reactor pumps"]
+
+
+@pytest.mark.parametrize("subject", ["document", "person"])
+async def test_nothing_is_promoted_that_was_forgotten_meanwhile(
+    library: Library, tenant: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The erasure does not see questions that are not committed yet, and nobody erased them afterwards."""
+    await put(library, tenant)
+    answer = await reviewed(library, tenant, "staff")
+    scope = Scope(tenant, "wiki", "ann", [document_id(tenant, "wiki", "pumps.md")], answers=[answer.answer_id])
+    storing = judgements.store
+
+    async def late(*arguments: Any) -> None:
+        if subject == "document":
+            await library.accept(deletion(document("pumps.md", "", tenant=tenant)))
+        async with library.pool.connection() as connection:
+            await erase(connection, subject, scope)
+        await storing(*arguments)
+
+    monkeypatch.setattr(judgements, "store", late)
+    assert await promoted(library, tenant, answer.answer_id, "staff") == []
+    assert await stored(library, tenant) == []
 
 
 async def test_penstock_golden_suggests_and_promotes(library: Library, tenant: str, tmp_path: Path) -> None:
