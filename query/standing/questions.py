@@ -167,9 +167,16 @@ class StandingQuestions:
         answer: Answer,
         material: Sources,
     ) -> list[Line]:
-        """Store the new answer in the place of the old one, and return the difference. Raises Unknown."""
+        """Store the new answer in the place of the old one, and return the difference. A model may have written for
+        minutes since ``before`` was read: of the old answer, it has the sentences that its asker may read now. Raises
+        Unknown."""
+        now = await self._search.identify(caller.tenant, principals=[principal])
+        async with self._ledger(caller.tenant) as connection:
+            results = await table.rows(connection, caller.tenant, principal, id_=before.id)
+            present = await table.read(connection, now, results)
+        readable = [sentence for standing in present for sentence in standing.sentences]
         await self.keep(caller, principal, question, answer, material, id_=before.id)
-        return difference(before.sentences, sentences_of(answer, material.passages))
+        return difference(readable, sentences_of(answer, material.passages))
 
     async def remove(
         self, tenant: str, principal: str, id_: UUID, *, record: Callable[[], Awaitable[None]] | None = None

@@ -15,6 +15,7 @@ from pipeline.ledger.personal import Scope, erase
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import RetentionSettings
 from pipeline.runtime.tasks import cancel_and_wait
+from query.http.answers import whole
 from query.standing import table
 from query.standing.questions import StandingQuestions
 from tests.contract.query.http.test_http import assert_described
@@ -164,6 +165,31 @@ async def test_sentences_are_withheld_once_their_passage_may_not_be_read(
         said = set(answer.text.lower().split()) - set(question)
         assert not {"four", "hall", "hall.", "dam.md"} & {word.strip('",.') for word in said}, answer.text
     assert {line["change"] for line in answers[1].json()["difference"]} == {"withheld", "added"}
+
+
+@pytest.mark.parametrize("loss", [_revoked, _left_the_group, _deleted])
+async def test_the_difference_has_no_sentence_whose_passage_was_withdrawn_while_the_new_answer_was_written(
+    world: World, tenant: str, loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may write for minutes, and the old answer was read before it began."""
+    await groups(world, tenant, "ann", ["crew"])
+    made = await put(world, tenant, acl_tags=["crew"])
+    tea = document("tea.md", "Boil the water for tea before the dam opens.", tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(tea)
+    id_ = (await keep(world, tenant))["standing_id"]
+    six = made.model_copy(update={"version": made.version + 100, "content": DAM.replace("four", "six")})
+    await world.library.put(six)
+
+    async def written(*arguments: Any) -> Any:
+        result = await whole(*arguments)
+        await loss(world, tenant, six)
+        return result
+
+    monkeypatch.setattr("query.http.standing.whole", written)
+    answer = await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant))
+    difference = answer.json()["difference"]
+    assert not [line for line in difference if line["change"] == "removed" and "four turbines" in line["text"]]
+    assert {"withheld", "added"} <= {line["change"] for line in difference}
 
 
 async def test_a_deleted_document_that_could_not_be_read_any_more_is_not_reported_as_deleted(
