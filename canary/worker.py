@@ -17,7 +17,7 @@ import structlog
 from canary.question import Reference
 from canary.telemetry import CanaryMetrics
 from canary.watch import Watch
-from pipeline.core.canary import MARK, Canary
+from pipeline.core.canary import LIST_SECONDS, MARK, Canary
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.kafka.client import publisher
 from pipeline.runtime.health import health
@@ -33,8 +33,6 @@ log = structlog.get_logger()
 
 SCHEMA = "canaries"
 """A login that may not use it, as that of the query service, reads the tables themselves."""
-LIST_SECONDS = 30.0
-"""Interval in which the list of sources is read, and leadership is tried."""
 MAX_CANARIES = 500
 """With more sources, the first ones by name have a canary."""
 PIPELINE = Canary("default", "pipeline")
@@ -170,7 +168,7 @@ async def _clock(connection: Connection) -> datetime:
 
 
 async def _pause(stop: asyncio.Event) -> None:
-    """Wait for the next interval, or until ``stop`` is set."""
+    """Wait until the list of sources is read again, and leadership is tried, or until ``stop`` is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LIST_SECONDS):
             await stop.wait()

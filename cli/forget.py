@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 PAGE = 200
 """Documents whose rest is erased in one transaction."""
 LOOK_SECONDS = 0.2
+CANARY_SECONDS = 600.0
+"""A canary that has not changed for so long is published by nobody: a round takes eight minutes at most."""
+CANARY_END_SECONDS = 5.0
+"""How long the canaries' worker takes to end the rounds of removed sources, once it has read that they are removed."""
 OF_ANSWERS = ("answer_reviews", "answer_feedback", "eval_queries")
 """Tables whose rows may be a person's only by the answers that conversations of the person name."""
 
@@ -312,8 +316,16 @@ class Work:
         await self._erase("source", _scope(tenant, source=name))
 
     async def tenant(self, name: str, sources: Sequence[str]) -> None:
+        from connectors.withdraw import sources_of
+        from pipeline.core.canary import is_canary
+
         for source in sources:
-            await self.source(name, source)
+            if not is_canary(source):
+                await self.source(name, source)
+        if canaries := [source for source in await sources_of(self.pool, name) if is_canary(source)]:
+            await self._canaries_ended(name)
+            for source in canaries:
+                await self.source(name, source)
         members = [
             who
             for (who,) in await self._all(
@@ -324,6 +336,20 @@ class Work:
             await self._conversations(name, member)
         await self._erase("tenant", _scope(name))
         await self._access_sets(name, "true")
+
+    async def _canaries_ended(self, tenant: str) -> None:
+        """Wait until no worker publishes canaries of this tenant any more, whose connectors are removed. Whether one
+        runs is only seen in what it has published."""
+        from pipeline.core.canary import LIST_SECONDS
+
+        [(is_published,)] = await self._all(
+            "SELECT EXISTS (SELECT FROM documents WHERE tenant = %(tenant)s AND starts_with(source, 'canary.')"
+            " AND changed_at > clock_timestamp() - make_interval(secs => %(recently)s))",
+            tenant=tenant,
+            recently=CANARY_SECONDS,
+        )
+        if is_published:
+            await asyncio.sleep(LIST_SECONDS + CANARY_END_SECONDS)
 
     async def person(self, tenant: str, name: str) -> None:
         rows = await self._all(

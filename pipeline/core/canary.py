@@ -17,6 +17,9 @@ MARK = "canary."
 """The prefix of canaries' sources. No connector may have a name with this prefix."""
 PRINCIPAL = "penstock-canary"
 EXTERNAL_ID = "canary"
+LIST_SECONDS = 30.0
+"""Interval in which the worker reads the list of sources. Of a source whose connector was removed, it may publish the
+canary for so long, and then deletes it."""
 LONGEST_SOURCE = 200
 """The most characters of a source's name that the wire format allows."""
 

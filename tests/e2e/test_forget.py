@@ -405,6 +405,26 @@ async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untou
 
 
 @pytest.mark.slow
+async def test_a_tenant_is_forgotten_while_a_worker_publishes_its_canaries(operator: Space) -> None:
+    """The erasure began with a canary, which was published again in between, and ended before any other document."""
+    space = operator
+    for tenant, source in (("acme", "wiki"), ("globex", "hr")):
+        await space.execute("INSERT INTO connectors (tenant, source, kind) VALUES (%s, %s, 'folder')", tenant, source)
+    await plant(space)
+    owner = {"PENSTOCK_POSTGRES_DSN": space.settings.postgres.dsn.get_secret_value()}
+    await asyncio.to_thread(space.start, "canary", env={**owner, "PENSTOCK_CANARY_EVERY_SECONDS": "1"})
+    await space.until("SELECT count(*) = 3 FROM documents WHERE starts_with(source, 'canary.')")
+    code, output = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
+    assert code == 0
+    assert output["erased"]["postgres documents"] == 4
+    await assert_forgotten(space)
+    await asyncio.sleep(5)
+    left = "SELECT DISTINCT tenant FROM documents WHERE erased_at IS NULL OR access_id IS NOT NULL"
+    assert await space.query(left) == [("globex",)]
+    assert await space.query("SELECT DISTINCT tenant FROM access_sets") == [("globex",)]
+
+
+@pytest.mark.slow
 async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(working: Space) -> None:
     """It stayed in the keyword index with all of their documents but the first."""
     space = working
