@@ -7,11 +7,11 @@ import re
 from pipeline.stores.postgres import migration, migrations, refusal
 
 TAKES_AWAY = re.compile(
-    r"\bDROP\s+(TABLE|COLUMN|VIEW|FUNCTION|SEQUENCE|SCHEMA|CONSTRAINT|INDEX|TYPE)|\bRENAME\b|\bTRUNCATE\b"
+    r"\bDROP\s+(TABLE|COLUMN|VIEW|FUNCTION|SEQUENCE|SCHEMA|CONSTRAINT|INDEX|TYPE)|\bRENAME\b|\bTRUNCATE\b(?!\s+ON\b)"
     r"|\bALTER\s+COLUMN\s+\w+\s+(TYPE|SET\s+DATA|DROP\s+DEFAULT)|\bADD\s+COLUMN\s+[^,;]*NOT\s+NULL(?![^,;]*(DEFAULT|GENERATED))",
     re.IGNORECASE,
 )
-"""Matches the parts of a statement that may break a program which does not expect them."""
+"""Matches the parts of a statement that may break a program which does not expect them. `TRUNCATE ON` is of a trigger."""
 MADE_ANEW = re.compile(r"DROP\s+\w+\s+IF\s+EXISTS\s+([\w.]+)[^;]*;\s*CREATE[^;(]*\1\b", re.IGNORECASE)
 """In the same transaction: nobody sees it gone."""
 
