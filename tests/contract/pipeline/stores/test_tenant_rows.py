@@ -829,6 +829,8 @@ async def test_a_bound_reader_cannot_find_out_letter_by_letter_what_other_tenant
     finally:
         await dropped(place, name)
         await place.library.put(*(deletion(other) for other in of_others))
+        await empty(place.library, OTHER)
+        await fill(place.library, OTHER, made_by(place.library.generation))
 
 
 async def test_every_text_that_a_bound_reader_sees_is_made_above_the_barrier(place: Place) -> None:

@@ -11,7 +11,7 @@ TAKES_AWAY = re.compile(
     r"|\bALTER\s+COLUMN\s+\w+\s+(TYPE|SET\s+DATA|DROP\s+DEFAULT)|\bADD\s+COLUMN\s+[^,;]*NOT\s+NULL(?![^,;]*(DEFAULT|GENERATED))",
     re.IGNORECASE,
 )
-"""Matches the parts of a statement that may break a program which does not expect them. `TRUNCATE ON` is of a trigger."""
+"""Matches the parts of a statement that may break a program which does not expect them. A trigger has TRUNCATE ON."""
 MADE_ANEW = re.compile(r"DROP\s+\w+\s+IF\s+EXISTS\s+([\w.]+)[^;]*;\s*CREATE[^;(]*\1\b", re.IGNORECASE)
 """In the same transaction: nobody sees it gone."""
 
