@@ -116,7 +116,7 @@ async def test_the_largest_token_is_looked_at_whole_only_in_the_beginning_and_at
 
     monkeypatch.setattr(published, "pending", counted)
     made_up = [content(uuid4(), 1) for _ in range(MAX_PUBLICATIONS)]
-    outcome = await library.search.wait_for(made_up, tenant, principals=["ann"], seconds=1)
+    outcome = await library.search.wait_for(made_up, tenant, principals=["ann"], seconds=5)
     assert outcome is not None
     assert outcome.pending == MAX_PUBLICATIONS
     first, *between, last_part, last_rest = looks

@@ -143,7 +143,7 @@ def test_of_links_in_each_other_the_inner_ones_stay() -> None:
 
 
 def test_links_in_each_other_do_not_grow() -> None:
-    """What had been escaped was escaped again at each level: 4 kB took 17 s, and were refused as too large."""
+    """Brackets of the inner link were escaped once more at each level: 4 kB took 17 s, and were refused."""
     text, _ = normalise(f'<a href="{GOOD}"><div>' * 70 + "]" * 100, "text/html")
     assert len(text) < 500
 
