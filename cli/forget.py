@@ -323,7 +323,7 @@ class Work:
             if not is_canary(source):
                 await self.source(name, source)
         if canaries := [source for source in await sources_of(self.pool, name) if is_canary(source)]:
-            await self._canaries_ended(name)
+            await self._canaries_ended(name, canaries)
             for source in canaries:
                 await self.source(name, source)
         members = [
@@ -337,15 +337,16 @@ class Work:
         await self._erase("tenant", _scope(name))
         await self._access_sets(name, "true")
 
-    async def _canaries_ended(self, tenant: str) -> None:
+    async def _canaries_ended(self, tenant: str, canaries: Sequence[str]) -> None:
         """Wait until no worker publishes canaries of this tenant any more, whose connectors are removed. Whether one
         runs is only seen in what it has published."""
         from pipeline.core.canary import LIST_SECONDS
 
         [(is_published,)] = await self._all(
-            "SELECT EXISTS (SELECT FROM documents WHERE tenant = %(tenant)s AND starts_with(source, 'canary.')"
+            "SELECT EXISTS (SELECT FROM documents WHERE tenant = %(tenant)s AND source = ANY(%(canaries)s)"
             " AND changed_at > clock_timestamp() - make_interval(secs => %(recently)s))",
             tenant=tenant,
+            canaries=[*canaries],
             recently=CANARY_SECONDS,
         )
         if is_published:
