@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +239,6 @@ MAX_SCANNED_SHARE = 0.5
 MAX_UNMAPPED_SHARE = 0.3
 """A PDF with a larger share of unmapped characters needs OCR: its fonts do not say which letter a glyph is."""
 
-_PICTURES = (raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_FORM)
 _OBJECT = re.compile(rb"\d\s+\d+\s+obj\b")
 _UNMAPPED = re.compile("[\ufffd\ue000-\uf8ff\x00-\x08\x0e-\x1f]")
 _MEANINGLESS_TITLE = re.compile(
@@ -334,9 +333,16 @@ def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, counts: _Coun
         page.close()
 
 
+def _pictures(page: Any) -> Iterator[Any]:
+    """Yield the pictures among the first objects of a page."""
+    for n in range(min(raw.FPDFPage_CountObjects(page.raw), 1_000)):
+        shown = raw.FPDFPage_GetObject(page.raw, n)
+        if raw.FPDFPageObj_GetType(shown) in (raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_FORM):
+            yield shown
+
+
 def _has_picture(page: Any) -> bool:
-    count = min(raw.FPDFPage_CountObjects(page.raw), 1_000)
-    return any(raw.FPDFPageObj_GetType(raw.FPDFPage_GetObject(page.raw, n)) in _PICTURES for n in range(count))
+    return any(True for _ in _pictures(page))
 
 
 def _is_picture(pdf: pypdfium2.PdfDocument, number: int) -> bool:
@@ -344,11 +350,8 @@ def _is_picture(pdf: pypdfium2.PdfDocument, number: int) -> bool:
     page = pdf[number]
     try:
         left, bottom, right, top = (ctypes.c_float() for _ in range(4))
-        for n in range(min(raw.FPDFPage_CountObjects(page.raw), 1_000)):
-            shown = raw.FPDFPage_GetObject(page.raw, n)
-            if raw.FPDFPageObj_GetType(shown) in _PICTURES and raw.FPDFPageObj_GetBounds(
-                shown, *map(ctypes.byref, (left, bottom, right, top))
-            ):
+        for picture in _pictures(page):
+            if raw.FPDFPageObj_GetBounds(picture, *map(ctypes.byref, (left, bottom, right, top))):
                 area = (right.value - left.value) * (top.value - bottom.value)
                 if area > page.get_width() * page.get_height() / 2:
                     return True
