@@ -42,11 +42,10 @@ def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind | Off
     is_mail = ending == "eml" or declared == "message/rfc822"
     if ending and ending not in _OWN_ENDINGS and not is_office and not is_mail and ending in plugins.offered(PLUGINS):
         return Offered(f".{ending}")
-    if _OPEN_DOCUMENT.match(head) or head.startswith(_RTF):
-        name_of_format = "RTF" if head.startswith(_RTF) else "OpenDocument"
+    if unread := "RTF" if head.startswith(_RTF) else "OpenDocument" if _OPEN_DOCUMENT.match(head) else None:
         raise Unreadable(
             "unsupported",
-            f"is an {name_of_format} file: save it as .docx, .xlsx or .pptx, or install an extractor for its ending",
+            f"is an {unread} file: save it as .docx, .xlsx or .pptx, or install an extractor for its ending",
         )
     if head.startswith(_OLE):
         return "ole"
