@@ -32,6 +32,8 @@ def test_destructive_statements_are_recognised() -> None:
         "DROP TABLE superseded;",
         "ALTER TABLE documents ADD COLUMN tier text NOT NULL;",
         "ALTER TABLE documents ALTER COLUMN seq TYPE numeric;",
+        "TRUNCATE documents;",
+        "TRUNCATE ONLY documents;",
     ):
         assert destructive_parts(statement), statement
     for statement in (
@@ -39,6 +41,7 @@ def test_destructive_statements_are_recognised() -> None:
         "ALTER TABLE documents ADD COLUMN tier text NOT NULL DEFAULT 'plain', ADD COLUMN other text;",
         "CREATE TABLE things (id bigint NOT NULL);",
         "-- DROP TABLE things;",
+        "CREATE TRIGGER told AFTER DELETE OR TRUNCATE ON things FOR EACH STATEMENT EXECUTE FUNCTION tell();",
         "DROP VIEW IF EXISTS readers.things; CREATE VIEW readers.things AS SELECT 1;",
     ):
         assert not destructive_parts(statement), statement
