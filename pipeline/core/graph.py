@@ -113,6 +113,9 @@ class Table:
     """How long no document has been pending that was written lately."""
     late: bool
     """Whether live changes are late, or were within LATE_FOR_SECONDS."""
+    vacuumed: bool
+    """Whether the graph that queries use is being vacuumed. A row that enters it meanwhile is connected to none of its
+    neighbours if most of those are deleted rows, so that no search reaches it before the vacuum ends, hours later."""
     without_seconds: float
     """How long the table has had no graph although it is large enough for one."""
     sketched: bool
@@ -156,7 +159,7 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
         and table.waiting * BUILT_FASTER > table.rows
     ):
         return "drop", own
-    at_most = READ_WHOLE_ROWS if table.late else FRONT_ROWS if table.busy else 0
+    at_most = READ_WHOLE_ROWS if table.late else FRONT_ROWS if table.busy or table.vacuumed else 0
     return ("move", None) if table.waiting > at_most else ("rest", None)
 
 

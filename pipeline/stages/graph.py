@@ -228,6 +228,7 @@ class GraphKeeper:
             busy=pending > BUSY_DOCUMENTS,
             quiet_seconds=_seconds_since(history.quiet_since),
             late=monotonic() < history.late_until,
+            vacuumed=bool(own and waiting) and await graph.is_vacuumed(connection, generation),
             without_seconds=_seconds_since(history.without_graph_since),
             sketched=generation.sketched,
             builds=builds,

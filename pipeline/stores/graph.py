@@ -208,6 +208,20 @@ async def is_building(connection: Connection, generation: Generation) -> bool:
     return bool(row and row[0])
 
 
+async def is_vacuumed(connection: Connection, generation: Generation) -> bool:
+    """Whether the generation's graph is being vacuumed. The locks show it to every role; the view of its progress does
+    not."""
+    cursor = await connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_locks t JOIN pg_locks g USING (database, pid)"
+        " JOIN pg_database d ON d.oid = database AND d.datname = current_database()"
+        " WHERE t.relation = to_regclass(%s) AND t.mode = 'ShareUpdateExclusiveLock' AND t.granted"
+        " AND g.relation = to_regclass(%s) AND g.mode = 'RowExclusiveLock')",
+        [f'"{generation.chunk_table}"', f'"{own_name(generation)}"'],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
 async def may_build(connection: Connection, generation: Generation) -> bool:
     """Whether this role may create and drop the table's indexes (deploy/roles: a worker may not)."""
     cursor = await connection.execute(

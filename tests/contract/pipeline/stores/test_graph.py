@@ -9,7 +9,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
-from psycopg.errors import UndefinedColumn
+from psycopg.errors import QueryCanceled, UndefinedColumn
 from structlog.testing import capture_logs
 
 from deploy.local.stack import Stack
@@ -36,6 +36,7 @@ OLDER = "CREATE INDEX chunks_g1_hnsw ON chunks_g1 USING hnsw (embedding halfvec_
 @pytest.fixture
 async def library(stack: Stack) -> AsyncIterator[Library]:
     async with Library.create(stack, WordEmbedder()) as library:
+        await library.execute("ALTER TABLE chunks_g1 SET (autovacuum_enabled = off)")  # rows wait for its end
         yield library
 
 
@@ -246,6 +247,32 @@ async def test_no_rows_move_into_the_graph_while_a_live_change_is_late_and_short
         assert not await keeper.turn(), "it was a moment ago"
         monkeypatch.setattr(keeping, "monotonic", lambda: monotonic() + LATE_FOR_SECONDS)
         assert await keeper.turn()
+
+
+async def test_rows_wait_outside_a_graph_that_is_vacuumed_where_searches_read_them(library: Library) -> None:
+    await library.put(*pages(60))
+    async with open_keeper(library) as keeper, unlimited(library.settings.postgres, "test") as connection:
+        await keeper.rest()
+        await library.put(*pages(5, first=60))
+        await library.execute("DELETE FROM chunks_g1 WHERE in_graph AND id IN (SELECT id FROM chunks_g1 LIMIT 20)")
+        exact, _ = await nearest(library, "exact")
+        assert not await graph.is_vacuumed(keeper.connection, library.generation)
+        await connection.execute("SET vacuum_cost_limit = 1")
+        await connection.execute("SET vacuum_cost_delay = 100")
+        vacuum = asyncio.create_task(connection.execute("VACUUM chunks_g1"))
+        while not await graph.is_vacuumed(keeper.connection, library.generation):
+            assert not vacuum.done()
+            await asyncio.sleep(0.01)
+        assert not await keeper.turn()
+        assert await outside(library) == 5
+        assert await nearest(library) == (exact, "graph")
+        assert not vacuum.done()
+        await connection.cancel_safe()
+        with pytest.raises(QueryCanceled):
+            await vacuum
+        await keeper.rest()
+        assert await outside(library) == 0
+        assert await nearest(library) == (exact, "graph")
 
 
 async def test_a_first_load_is_searched_exactly_until_its_graph_is_built(

@@ -34,6 +34,7 @@ def table(
     waiting: int = 0,
     busy: bool = False,
     late: bool = False,
+    vacuumed: bool = False,
     without_seconds: float = 0.0,
     builds: bool = True,
     older: Graph | None = None,
@@ -53,6 +54,7 @@ def table(
         busy=busy,
         quiet_seconds=0.0 if busy else quiet_seconds,
         late=late,
+        vacuumed=vacuumed,
         without_seconds=without_seconds,
         sketched=sketched,
         builds=builds,
@@ -107,6 +109,13 @@ def test_waiting_rows_move_into_the_graph_while_that_is_cheaper_than_a_new_build
         "documents go first"
     )
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1, busy=True)) == ("move", None)
+
+
+def test_rows_wait_outside_a_graph_that_is_vacuumed_while_queries_read_them_in_a_moment() -> None:
+    vacuumed = {"rows": 200_000, "vacuumed": True}
+    assert next_step(table(OWN, waiting=FRONT_ROWS, **vacuumed)) == ("rest", None)
+    assert next_step(table(OWN, waiting=FRONT_ROWS + 1, **vacuumed)) == ("move", None)
+    assert next_step(table(rows=20_000, waiting=1, vacuumed=True)) == ("move", None), "there is no graph"
 
 
 def test_no_rows_move_while_live_changes_are_late_and_queries_can_read_the_waiting_rows() -> None:
