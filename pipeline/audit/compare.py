@@ -38,7 +38,7 @@ MEANING: Mapping[Kind, str] = {
     "missing": "a desired chunk is not in the store",
     "orphan": "the store holds a surplus chunk of a known document",
     "unknown_document": "the store holds chunks of a document that is deleted, withdrawn or unknown",
-    "wrong_access": "the store's copy of the access tags is not the ledger's",
+    "wrong_access": "the store's copy of the tenant or of the access tags is not the ledger's",
     "wrong_text": "the store's text is not the one that the manifest cuts from the body",
     "wrong_entry": "another field of the keyword entry is not the ledger's",
     "ahead": "the entry's version is above every number that the ledger drew for the document",
@@ -114,6 +114,8 @@ class Row:
     access_id: int
     text: bytes
     """The SHA-256 of its text."""
+    tenant: str | None = None
+    """None in a row that an older version wrote: the policies look up the document's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,11 @@ def _vectors(desired: Desired, rows: Sequence[Row]) -> list[Difference]:
         "vectors",
         {
             **_presence(desired, {r.id for r in rows}, refused),
-            "wrong_access": [r.id for r in mine if r.access_id != desired.access_id],
+            "wrong_access": [
+                r.id
+                for r in mine
+                if r.access_id != desired.access_id or r.tenant not in (None, desired.identity.tenant)
+            ],
             "wrong_text": [r.id for r in mine if not desired.rotten and r.text != desired.chunks[r.id].text],
         },
     )

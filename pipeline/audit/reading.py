@@ -229,7 +229,7 @@ async def rows(pool: Pool, generation: Generation, scope: Scope, page: int) -> A
     """Yield pages of the chunk table's rows. Postgres hashes their texts, so that they are not transferred."""
     condition, parameters = _row_scope(scope)
     statement = sql.SQL(
-        "SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')) FROM {} WHERE {} AND {}"
+        "SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')), tenant FROM {} WHERE {} AND {}"
         " ORDER BY document_id, id LIMIT %(limit)s"
     )
     beyond = sql.SQL("true")

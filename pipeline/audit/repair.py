@@ -160,6 +160,7 @@ class Repairer:
         name = self._generation.name
         if store == "vectors":
             await repair.delete_rows(connection, self._generation, ids.get(("vectors", "wrong_text"), ()))
+            await repair.correct_tenant(connection, self._generation, ids.get(("vectors", "wrong_access"), ()))
         seq = await repair.want_again(connection, name, store, verdict.document, above=verdict.highest)
         if store == "vectors":
             return

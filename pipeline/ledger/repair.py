@@ -101,6 +101,19 @@ async def delete_rows(connection: Connection, generation: Generation, ids: Seque
         )
 
 
+async def correct_tenant(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
+    """Give rows the tenant of their document: with any other, the policies hide them from everybody. Their access_id is
+    left to the sink, which copies that whenever a document changes."""
+    if ids:
+        await connection.execute(
+            sql.SQL(
+                "UPDATE {} c SET tenant = d.tenant FROM documents d"
+                " WHERE c.id = ANY(%s) AND d.id = c.document_id AND c.tenant <> d.tenant"
+            ).format(sql.Identifier(generation.chunk_table)),
+            [list(ids)],
+        )
+
+
 async def insert_rows_again(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> int:
     """Delete rows and insert the same ones, so that they enter the vector index; nothing is embedded. (An UPDATE that
     changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows."""

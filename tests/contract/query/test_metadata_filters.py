@@ -196,7 +196,7 @@ async def test_the_audit_finds_terms_that_the_index_lacks(library: Library, tena
         rows = [
             Row(*row)
             for row in await library.execute(
-                "SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')) FROM chunks_g1"
+                "SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')), tenant FROM chunks_g1"
                 " WHERE document_id = %s",
                 id_,
             )

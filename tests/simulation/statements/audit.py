@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.documents import NEW_DOCUMENT, new_state
-from tests.simulation.statements.registry import GENERATION, document_columns, statement
+from tests.simulation.statements.registry import GENERATION, changed, document_columns, statement
 
 
 @statement("SELECT last_value, (SELECT max(seq) FROM documents) FROM ledger_seq")
@@ -99,7 +99,7 @@ async def _lock_all(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(1,) for id_ in sorted(set(p[0])) if await tx.lock("documents", id_) is not None]
 
 
-@statement("SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')) FROM chunks_g1")
+@statement("SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')), tenant FROM chunks_g1")
 def _rows(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     def is_inside(document: UUID) -> bool:
         if "ids" in p:
@@ -110,7 +110,7 @@ def _rows(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     rows = sorted((r["document_id"], k[0], r) for k, r in tx.rows("chunks") if is_inside(r["document_id"]))
     start = (p["document"], p["id"]) if "document" in p else None
     return [
-        (document, id_, row["access_id"], hashlib.sha256(row["text"].encode()).digest())
+        (document, id_, row["access_id"], hashlib.sha256(row["text"].encode()).digest(), row["tenant"])
         for document, id_, row in rows
         if start is None or (document, id_) > start
     ][: p["limit"]]
@@ -161,6 +161,18 @@ async def _delete_rows_of(tx: Transaction, p: Any) -> int:
     for key in gone:
         await tx.put("chunks", None, *key)
     return len(gone)
+
+
+@statement("UPDATE chunks_g1 c SET tenant = d.tenant")
+async def _correct_tenant(tx: Transaction, p: Any) -> int:
+    corrected = 0
+    for id_ in p[0]:
+        row = await tx.lock("chunks", id_)
+        document = row and tx.get("documents", row["document_id"])
+        if row and document and row["tenant"] != document["tenant"]:
+            await tx.put("chunks", changed(row, tenant=document["tenant"]), id_)
+            corrected += 1
+    return corrected
 
 
 @statement("SELECT greatest(nextval('ledger_seq'), %s)")

@@ -80,6 +80,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
         "v-orphan",
         "k-orphan",
         "v-access",
+        "v-tenant",
         "k-access",
         "v-text",
         "k-text",
@@ -111,6 +112,8 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
     await audited.write_entry(uuid4(), version, mine("k-orphan"))
     [(nobody,)] = await library.execute("SELECT id FROM access_sets WHERE acl_tags = '{}'")
     await library.execute(f"UPDATE {audited.table} SET access_id = %s WHERE id = %s", nobody, first["v-access"])
+    await library.execute(f"UPDATE {audited.table} SET tenant = 'globex' WHERE id = %s", first["v-tenant"])
+    await library.execute(f"UPDATE {audited.table} SET tenant = NULL WHERE id = %s", first["sound"])
     for name, fields in {
         "k-access": {"acl_tags": ["wiki/everybody"]},
         "k-text": {"text": "Other words."},
@@ -137,6 +140,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
         ("v-orphan", "vectors", "orphan"),
         ("k-orphan", "keywords", "orphan"),
         ("v-access", "vectors", "wrong_access"),
+        ("v-tenant", "vectors", "wrong_access"),
         ("k-access", "keywords", "wrong_access"),
         ("v-text", "vectors", "wrong_text"),
         ("k-text", "keywords", "wrong_text"),

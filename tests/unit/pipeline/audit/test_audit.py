@@ -113,6 +113,11 @@ def test_a_differing_field_of_a_keyword_entry_is_reported_with_its_kind(fields: 
     ]
 
 
+def test_a_row_of_another_tenant_than_its_documents_is_reported_and_one_without_is_not() -> None:
+    of_tenants = [replace(row, tenant=tenant) for row, tenant in zip(rows(), ("t", None, "u"), strict=True)]
+    assert compare(desired(), of_tenants, stored_entries()) == [Difference("vectors", "wrong_access", (CHUNKS[2],))]
+
+
 def test_a_lone_surrogate_in_a_keyword_entry_is_a_difference_and_not_a_crash() -> None:
     assert [d.kind for d in compare(desired(), rows(), stored_entries(text="\ud800"))] == ["wrong_text"]
     assert [d.kind for d in compare(desired(), rows(), stored_entries(title="\ud800"))] == ["wrong_entry"]
