@@ -44,6 +44,9 @@ TOP = 10
 SECONDS = 60.0
 """How long questions are asked. Those that are left over are counted in the report."""
 LEDGER_SECONDS = 20.0
+TRIES = 2
+"""How often one question is asked while its search is incomplete. A store that is slow for a moment should not cost the
+report, with what the questions before said; one that is slow for longer does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +155,13 @@ class Previews:
 async def _ask(
     search: Search, golden: Golden, caller: Caller, generation: Generation, embedded: Embedded
 ) -> SearchResults:
-    outcome = await search.search(golden.text, caller, top=TOP, generation=generation, embedded=embedded, certify=False)
-    if outcome.degraded:
-        raise Retryable(f"preview: a search was incomplete: {outcome.degraded[0]}")
-    return outcome
+    for _ in range(TRIES):
+        outcome = await search.search(
+            golden.text, caller, top=TOP, generation=generation, embedded=embedded, certify=False
+        )
+        if not outcome.degraded:
+            return outcome
+    raise Retryable(f"preview: a search was incomplete: {outcome.degraded[0]}")
 
 
 async def _standing(connection: Connection, caller: Caller, principal: str) -> list[_Question]:

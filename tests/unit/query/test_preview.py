@@ -10,13 +10,16 @@ from uuid import uuid4
 
 import pytest
 
+from pipeline.core.errors import Retryable
 from pipeline.core.model import Manifest
 from pipeline.stages.manifests import build_manifest
 from query.access.callers import Caller
-from query.model import BadQuery, Passage
+from query.evaluation.golden import Golden
+from query.model import BadQuery, Passage, SearchResults, Step
 from query.preview import overlaying
 from query.preview.model import Edit, ProposedDocument
 from query.preview.overlaying import LedgerDocument, match, overlay
+from query.preview.preview import _ask
 from query.retrieval import overlay as overlays
 from query.retrieval.overlay import OverlaidStores, Overlay
 from query.retrieval.scoring import (
@@ -29,6 +32,7 @@ from query.retrieval.scoring import (
     sloppy_frequency,
     stored_length,
 )
+from query.retrieval.search import Search
 from query.retrieval.stores import Stores, Timeouts
 from tests.support.pipeline.generations import generation
 from tests.support.query.library import WordEmbedder
@@ -176,3 +180,25 @@ async def test_other_requests_are_served_while_a_large_edit_is_scored(monkeypatc
         await asyncio.sleep(0)
     assert len(scoring.result()) == 50
     assert turns >= 50
+
+
+@pytest.mark.parametrize("incomplete", [0, 1, 2])
+async def test_a_preview_repeats_an_incomplete_search_once(incomplete: int) -> None:
+    """One slow answer of a store among those to a hundred questions had made the whole report fail."""
+    slow = SearchResults(
+        [], [Step("feedback", 1.0, {"degraded": True, "reason": "relevance feedback did not answer"})], 1.0
+    )
+    whole = SearchResults([], [], 1.0)
+    answers = iter([*[slow] * incomplete, whole])
+
+    class Searches:
+        async def search(self, *_: object, **__: object) -> SearchResults:
+            return next(answers)
+
+    golden = Golden("acme", "How many days?", ())
+    searched = _ask(cast(Search, Searches()), golden, *cast("tuple[Any, Any, Any]", (None, None, None)))
+    if incomplete < 2:
+        assert await searched is whole
+    else:
+        with pytest.raises(Retryable, match="incomplete: relevance feedback did not answer"):
+            await searched
