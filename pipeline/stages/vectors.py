@@ -216,8 +216,7 @@ class VectorSink(FinalStage):
                 counted_tokens = sum(unique[n].tokens for n in error.arrived)
                 for _, id_ in needed:
                     if id_ in chunks and index[chunks[id_]] in error.arrived:
-                        self._cached[generation.name, id_] = (chunks[id_].text, error.arrived[index[chunks[id_]]])
-                self._drop_oldest()
+                        self._cache(generation, id_, chunks[id_].text, error.arrived[index[chunks[id_]]])
             await self._bills.add(generation, error.tokens, counted=counted_tokens)
             raise
         used("embedding")
@@ -231,15 +230,15 @@ class VectorSink(FinalStage):
                 refused.setdefault(w.identity.id, set()).add(id_)
                 log.warning("chunk_refused", document=str(w.identity.id), chunk=str(id_), reason=result.refused[n])
                 continue
-            self._cached[generation.name, id_] = (chunks[id_].text, result.vectors[n])
+            self._cache(generation, id_, chunks[id_].text, result.vectors[n])
             if n not in counted:
                 counted.add(n)
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
-        self._drop_oldest()
         # Last, after the embeddings are cached, because it may raise.
         await self._bills.add(generation, result.tokens, counted=tokens)
 
-    def _drop_oldest(self) -> None:
+    def _cache(self, generation: Generation, chunk: UUID, text: str, vector: Vectors) -> None:
+        self._cached[generation.name, chunk] = (text, vector)
         while len(self._cached) > MAX_CACHED_VECTORS:
             self._cached.popitem(last=False)
 
@@ -250,7 +249,7 @@ class VectorSink(FinalStage):
                 known = await vectors.of_equal_chunks(connection, generation, list(dict.fromkeys(chunks.values())))
         for id_, chunk in chunks.items():
             if chunk in known:
-                self._cached[generation.name, id_] = (chunk.text, known[chunk])
+                self._cache(generation, id_, chunk.text, known[chunk])
         self._metrics.reused.inc(sum(chunk in known for chunk in chunks.values()))
         return {id_: chunk for id_, chunk in chunks.items() if chunk not in known}
 
@@ -260,7 +259,7 @@ class VectorSink(FinalStage):
             async with self._pool.connection() as connection:
                 copied = await builds.origin_vectors(connection, generation.name, chunks)
         for chunk, text, vector in copied:
-            self._cached[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
+            self._cache(generation, chunk, text, np.asarray(vector, dtype=np.float32))
 
     async def _chunks(self, generation: Generation, needed: Sequence[tuple[Work, UUID]]) -> dict[UUID, EmbeddedChunk]:
         """The texts and titles of these chunks. Those of a document that has changed since it was loaded are
