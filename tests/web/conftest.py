@@ -85,7 +85,8 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
                 )
         async with FakeChat() as chat:
             model = ChatSettings(base_url=chat.url, api_key=SecretStr("k"), model=chat.model, first_token_seconds=5)
-            async with service_over(library, chat=model) as (client, service):
+            # Beside a browser, on a busy machine, a part of a search may take longer than its share of ten seconds.
+            async with service_over(library, chat=model, serve={"search_seconds": 30}) as (client, service):
                 yield Site(str(client.base_url).rstrip("/"), library, service, chat)
 
 
