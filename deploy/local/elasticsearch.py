@@ -133,6 +133,7 @@ def _settings(place: Place, ports: Mapping[str, int]) -> dict[str, object]:
         "discovery.type": "single-node",
         "xpack.security.enabled": False,
         "action.auto_create_index": False,
+        "search.max_keep_alive": "10m",  # what is erased stays readable through an open search; the audit needs 5
         "cluster.routing.allocation.disk.threshold_enabled": False,  # a laptop's disk is often 90 % full
     }
 

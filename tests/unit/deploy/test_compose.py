@@ -387,6 +387,7 @@ def test_only_services_that_embed_have_the_embedding_api_key() -> None:
 def test_elasticsearch_has_security_enabled_and_a_user_for_each_role() -> None:
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.enabled"] == "true"
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.http.ssl.enabled"] == "true"
+    assert SERVICES["elasticsearch"]["environment"]["search.max_keep_alive"] == "10m"
     script = (DEPLOY / "image/elasticsearch-users.sh").read_text()
     users = dict(re.findall(r"^user (\w+) (\w+)$", script, re.M))
     assert set(users) == {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")}

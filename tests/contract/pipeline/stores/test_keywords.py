@@ -12,10 +12,11 @@ from uuid import UUID, uuid4
 import pytest
 from aiohttp import web
 from elastic_transport import ConnectionError
-from elasticsearch import AsyncElasticsearch
+from elasticsearch import AsyncElasticsearch, BadRequestError
 
 from deploy.local.service import HOST, free_port
 from deploy.local.stack import Service, Stack
+from pipeline.audit.reading import KEEP_ALIVE
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.identity import EVERYONE
 from pipeline.runtime.settings import ElasticsearchSettings
@@ -99,6 +100,13 @@ async def search_ids(es: AsyncElasticsearch, index: str, query: Mapping[str, obj
 
 
 # --- the index ------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_opens_a_search_that_shows_erased_passages_for_hours(es: AsyncElasticsearch, index: str) -> None:
+    with pytest.raises(BadRequestError, match="too large"):
+        await es.open_point_in_time(index=index, keep_alive="24h")
+    opened = await es.open_point_in_time(index=index, keep_alive=KEEP_ALIVE)
+    await es.close_point_in_time(id=opened["id"])
 
 
 async def test_a_request_that_one_node_does_not_answer_is_sent_to_the_next_only_if_it_reads(
