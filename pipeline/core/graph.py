@@ -115,7 +115,7 @@ class Table:
     """Whether live changes are late, or were within LATE_FOR_SECONDS."""
     vacuumed: bool
     """Whether the graph that queries use is being vacuumed. A row that enters it meanwhile is connected to none of its
-    neighbours if most of those are deleted rows, so that no search reaches it before the vacuum ends, hours later."""
+    neighbours if most of those are deleted rows, so that no search reaches it before the vacuum ends, minutes later."""
     without_seconds: float
     """How long the table has had no graph although it is large enough for one."""
     sketched: bool
