@@ -15,6 +15,7 @@ from psycopg import sql
 
 from pipeline.core.model import Generation, Store
 from pipeline.ledger import work
+from pipeline.stores import graph
 from pipeline.stores.postgres import Connection
 
 GRACE_SECONDS = 300.0
@@ -115,9 +116,13 @@ async def correct_tenant(connection: Connection, generation: Generation, ids: Se
 
 
 async def insert_rows_again(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> int:
-    """Delete rows and insert the same ones, so that they enter the vector index; nothing is embedded. (An UPDATE that
-    changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows."""
+    """Delete rows and insert the same ones, so that the vector index has them anew; nothing is embedded. (An UPDATE
+    that changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows.
+
+    They wait outside of the graph, where every search reads them: entering it while it is vacuumed, they would be lost
+    again (docs/adr/0030)."""
     table = sql.Identifier(generation.chunk_table)
+    waits = bool(await graph.writes_outside(connection, generation, {"live"}))
     names = ["id", "document_id", "tenant", "access_id", "created_at", "text", "embedding"]
     names += ["sketch"] * generation.sketched
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
@@ -128,7 +133,7 @@ async def insert_rows_again(connection: Connection, generation: Generation, ids:
     if rows:
         places = sql.SQL(", ").join(sql.Placeholder() * len(names))
         await connection.cursor().executemany(
-            sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(table, columns, places), rows
+            sql.SQL("INSERT INTO {} ({}, in_graph) VALUES ({}, {})").format(table, columns, places, not waits), rows
         )
     return len(rows)
 
