@@ -227,7 +227,8 @@ class Builder:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _explain(self, build: Build) -> None:
-        way_out = ", or run it with --without-failing" if len(build.replaces) > 1 else ""
+        may_leave_out = len(build.replaces) > 1 and not self.without_failing
+        way_out = ", or run it with --without-failing" if may_leave_out else ""
         raise Retryable(
             f"{await stuck(self.connection, build)}, so nothing was changed. Correct that and run the command again,"
             f" which continues from there{way_out}"

@@ -213,7 +213,8 @@ async def retry_failures(connection: Connection, build: Build) -> None:
 async def leave_out(connection: Connection, build: Build) -> int:
     """Have the workers bring the documents that failed in the build's vectors, or were put off, into it without the
     passages that its table lacks, as if the model had refused these. Returns the number of documents; none where the
-    table has no row, because then the model, not a text, is at fault."""
+    table has no row, because then the model, not a text, is at fault. Nor is one counted, or tried again, that failed
+    without these passages, too: it fails for another reason."""
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -223,10 +224,12 @@ async def leave_out(connection: Connection, build: Build) -> int:
                   AND EXISTS (SELECT FROM {table})
                 ORDER BY document_id FOR UPDATE
             )
-            UPDATE index_state s SET attempts = 0, error = NULL, next_at = clock_timestamp(), refused =
-                ARRAY(SELECT i FROM unnest(m.chunk_ids) i WHERE NOT EXISTS (SELECT FROM {table} c WHERE c.id = i))
-            FROM locked JOIN manifests m USING (document_id, generation)
+            UPDATE index_state s SET attempts = 0, error = NULL, next_at = clock_timestamp(), refused = lacking.ids
+            FROM locked JOIN manifests m USING (document_id, generation) CROSS JOIN LATERAL (SELECT
+                ARRAY(SELECT i FROM unnest(m.chunk_ids) i WHERE NOT EXISTS (SELECT FROM {table} c WHERE c.id = i)) ids
+            ) lacking
             WHERE (s.document_id, s.generation, s.store) = (locked.document_id, locked.generation, locked.store)
+              AND NOT (s.refused @> lacking.ids AND s.refused <@ lacking.ids)
             """
         ).format(table=sql.Identifier(build.generation.chunk_table)),
         [build.generation.name],

@@ -25,6 +25,7 @@ from pipeline.generations.models import Models
 from pipeline.ledger import builds, generations
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import dist
+from pipeline.stages.hints import read_hint
 from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import create_chunk_table
@@ -183,6 +184,34 @@ async def test_no_document_is_left_out_where_the_new_model_has_embedded_nothing(
     async with asyncio.timeout(60), migration(site) as work:
         with pytest.raises(Retryable, match=r"wiki/large\.md: the server answers 401"):
             await work.run(SMALLER, Limits(), wait=True, without_failing=True)
+
+
+async def test_a_document_that_fails_without_the_passages_that_are_left_out_ends_the_run(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried again for ever, as if the model were at fault once more."""
+    await site.put(document("failing.md", sections("one", "two")), document("sound.md", "A note."))
+    [(failing,)] = await site.space.query("SELECT id FROM documents WHERE external_id = 'failing.md'")
+    handle = site.vectors.handle
+
+    async def setting_aside(batch: Sequence[Incoming]) -> None:
+        for record in batch:
+            if read_hint(record)[0] == failing:
+                await site.vectors.set_aside(record, Misconfigured("no space is left", service="postgres"))
+            else:
+                await handle([record])
+
+    monkeypatch.setattr(site.vectors, "handle", setting_aside)
+    notes: list[str] = []
+    async with site.builder() as builder:
+        builder._note = notes.append
+        work = Migration(builder, site.space.settings.embedding, dist() / "models")
+        for _ in range(2):
+            with pytest.raises(Retryable, match=r"wiki/failing\.md: no space is left") as raised:
+                async with asyncio.timeout(30):
+                    await work.run(SMALLER, Limits(), wait=True, without_failing=True)
+            assert "--without-failing" not in str(raised.value)
+    assert notes == ["1 documents are brought in without the passages that the model does not embed"]
 
 
 async def test_vectors_move_to_elasticsearch_and_back_without_embedding(site: Site) -> None:
