@@ -16,6 +16,9 @@ from connectors.extraction.result import Extracted
 CUT_OFF = "(The rest of this workbook is left out: it is longer than what is indexed.)"
 MAX_COLUMNS = 16_384
 """Excel's limit (support.microsoft.com, "Excel specifications and limits")."""
+MAX_CELL = 2**18
+"""The most characters that are read of a cell, eight times as many as Excel allows. One of 4 MiB would otherwise take
+the place of all that follows it."""
 
 
 def read_sheets(file: IO[bytes], limits: Limits) -> Extracted:
@@ -38,7 +41,7 @@ def read_sheets(file: IO[bytes], limits: Limits) -> Extracted:
     metadata: dict[str, str | int | float | bool] = {"sheets": len(book.worksheets)}
     if len(visible) < len(book.worksheets):
         metadata["hidden_sheets"] = len(book.worksheets) - len(visible)
-    if cap.reached:
+    if cap.reached or cap.shortened:
         metadata["truncated"] = True
     text = "\n\n".join(blocks) + "\n" if blocks else ""
     author = (properties.creator or "").strip()
@@ -57,11 +60,13 @@ class _Cap:
     def __init__(self, cells: int, text_bytes: int) -> None:
         self._cells, self._bytes = cells, text_bytes
         self.reached = False
+        self.shortened = False
+        """Whether a cell had more than MAX_CELL characters."""
 
     def rows(self, rows: Iterator[Sequence[Any]]) -> Iterator[list[str]]:
         """Yield rows that are not empty, until a limit is reached."""
         for row in rows:
-            values = [_cell_text(value) for value in row[:MAX_COLUMNS]]
+            values = [self._shorter(_cell_text(value)) for value in row[:MAX_COLUMNS]]
             while values and not values[-1]:
                 values.pop()
             if not values:
@@ -72,6 +77,12 @@ class _Cap:
                 self.reached = True
                 return
             yield values
+
+    def _shorter(self, value: str) -> str:
+        if len(value) <= MAX_CELL:
+            return value
+        self.shortened = True
+        return value[:MAX_CELL]
 
 
 def _cell_text(value: Any) -> str:

@@ -16,7 +16,6 @@ from connectors.extraction.result import Extracted, Unreadable
 _ON_EVERY_SLIDE = frozenset(
     {PP_PLACEHOLDER.DATE, PP_PLACEHOLDER.FOOTER, PP_PLACEHOLDER.SLIDE_NUMBER, PP_PLACEHOLDER.HEADER}
 )
-_MAX_DEPTH = 50
 
 
 def read_slides(file: IO[bytes], limits: Limits) -> Extracted:
@@ -102,15 +101,22 @@ def _lines(words: str) -> str:
     return words.replace("\v", "\n").strip()
 
 
-def _in_reading_order(shapes: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """Yield shapes from top to bottom, then from left to right, and the members of groups instead of the groups. Hidden
-    ones, which the selection pane switches off, are left out."""
-    shown = (shape for shape in shapes if shape._element._nvXxPr.cNvPr.get("hidden") not in ("1", "true"))
-    for shape in sorted(shown, key=lambda shape: (shape.top or 0, shape.left or 0)):
-        if hasattr(shape, "shapes") and depth < _MAX_DEPTH:
-            yield from _in_reading_order(shape.shapes, depth + 1)
+def _in_reading_order(shapes: Iterable[Any]) -> Iterator[Any]:
+    """Yield shapes from top to bottom, then from left to right, and the members of groups instead of the groups,
+    however deep these are nested. Hidden ones, which the selection pane switches off, are left out."""
+    levels = [_ordered(shapes)]
+    while levels:
+        if (shape := next(levels[-1], None)) is None:
+            levels.pop()
+        elif hasattr(shape, "shapes"):
+            levels.append(_ordered(shape.shapes))
         else:
             yield shape
+
+
+def _ordered(shapes: Iterable[Any]) -> Iterator[Any]:
+    shown = (shape for shape in shapes if shape._element._nvXxPr.cNvPr.get("hidden") not in ("1", "true"))
+    return iter(sorted(shown, key=lambda shape: (shape.top or 0, shape.left or 0)))
 
 
 def _is_on_every_slide(shape: Any) -> bool:

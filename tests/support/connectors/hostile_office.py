@@ -178,7 +178,7 @@ def encrypted_docx() -> bytes:
     return b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\x00" * 504 + "EncryptedPackage".encode("utf-16-le") + b"\x00" * 512
 
 
-def _sheet(rows: bytes) -> bytes:
+def sheet_xml(rows: bytes) -> bytes:
     return (
         b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><dimension ref="A1:XFD1048576"/>'
         b"<sheetData>" + rows + b"</sheetData></worksheet>"
@@ -188,7 +188,7 @@ def _sheet(rows: bytes) -> bytes:
 def far_corner_xlsx() -> bytes:
     """One cell, in the last corner of the sheet."""
     rows = b'<row r="1048576"><c r="XFD1048576" t="inlineStr"><is><t>far away</t></is></c></row>'
-    return repacked(_xlsx(), {"xl/worksheets/sheet1.xml": _sheet(rows)})
+    return repacked(_xlsx(), {"xl/worksheets/sheet1.xml": sheet_xml(rows)})
 
 
 def repeating_xlsx() -> bytes:
@@ -205,7 +205,7 @@ def repeating_xlsx() -> bytes:
     more = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'.encode()
     changes = {
         "xl/sharedStrings.xml": strings,
-        "xl/worksheets/sheet1.xml": _sheet(rows),
+        "xl/worksheets/sheet1.xml": sheet_xml(rows),
         "[Content_Types].xml": types.replace(b"</Types>", more),
     }
     return repacked(_xlsx(), changes)
@@ -213,7 +213,7 @@ def repeating_xlsx() -> bytes:
 
 def inflating_xlsx() -> bytes:
     """Two million rows in 130 KB."""
-    return repacked(_xlsx(), {"xl/worksheets/sheet1.xml": _sheet(b"<row><c><v>1</v></c></row>" * 2_000_000)})
+    return repacked(_xlsx(), {"xl/worksheets/sheet1.xml": sheet_xml(b"<row><c><v>1</v></c></row>" * 2_000_000)})
 
 
 # Mail

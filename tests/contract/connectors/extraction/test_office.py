@@ -8,11 +8,13 @@ import zipfile
 from datetime import date
 from email.message import EmailMessage
 from pathlib import Path
+from random import Random
 
 import docx
 import openpyxl
 import pytest
 from pptx import Presentation
+from pptx.oxml.shapes.groupshape import CT_GroupShape
 from pptx.util import Inches
 
 from connectors.extraction import sandbox
@@ -21,7 +23,7 @@ from connectors.extraction.result import Unreadable
 from connectors.extraction.settings import ExtractionSettings
 from connectors.folder.content import read
 from tests.support.connectors.extraction_kit import SMALL, Extract, saved
-from tests.support.connectors.hostile_office import plain_docx, repacked
+from tests.support.connectors.hostile_office import plain_docx, repacked, sheet_xml
 
 
 @pytest.fixture
@@ -111,6 +113,21 @@ async def test_pptx_slides_notes_and_tables_become_markdown(extract: Extract) ->
     assert (extracted.title, extracted.metadata) == ("Results", {"slides": 3, "hidden_slides": 1})
 
 
+async def test_text_of_deeply_nested_groups_of_a_slide_is_read(extract: Extract) -> None:
+    """Below fifty groups it was left out, and nothing said so."""
+    deck = Presentation()
+    slide = deck.slides.add_slide(deck.slide_layouts[6])
+    words = slide.shapes.add_textbox(0, 0, Inches(1), Inches(1))
+    words.text_frame.text = "deep words"
+    inner = words._element
+    for n in range(100):
+        group = CT_GroupShape.new_grpSp(n + 100, f"Group {n}")
+        group.append(inner)
+        inner = group
+    slide.shapes._spTree.append(inner)
+    assert (await extract("a.pptx", saved(deck))).text == "## Slide 1\n\ndeep words\n"
+
+
 async def test_xlsx_visible_sheets_become_markdown_tables(extract: Extract) -> None:
     book = openpyxl.Workbook()
     sheet = book.active
@@ -132,10 +149,7 @@ async def test_xlsx_visible_sheets_become_markdown_tables(extract: Extract) -> N
 
 
 async def test_a_formula_is_shown_by_the_value_saved_with_it(extract: Extract) -> None:
-    sheet = (
-        b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
-        b'<row r="1"><c r="A1"><f>20+22</f><v>42</v></c></row></sheetData></worksheet>'
-    )
+    sheet = sheet_xml(b'<row r="1"><c r="A1"><f>20+22</f><v>42</v></c></row>')
     data = repacked(saved(openpyxl.Workbook()), {"xl/worksheets/sheet1.xml": sheet})
     assert "| 42 |" in (await extract("a.xlsx", data)).text
 
@@ -148,6 +162,16 @@ async def test_a_workbook_with_too_many_cells_is_truncated_and_says_so(extract: 
     assert "row 99" in extracted.text
     assert "row 100" not in extracted.text
     assert extracted.text.endswith("(The rest of this workbook is left out: it is longer than what is indexed.)\n")
+    assert extracted.metadata == {"sheets": 1, "truncated": True}
+
+
+async def test_a_cell_of_megabytes_is_shortened_and_what_follows_it_is_read(extract: Extract) -> None:
+    """It alone was more than what is indexed of a workbook, of which nothing was left."""
+    words = Random(3).randbytes(2**21).hex()
+    row = f'<row><c t="inlineStr"><is><t>{words}</t></is></c><c><v>7</v></c></row>'.encode()
+    data = repacked(saved(openpyxl.Workbook()), {"xl/worksheets/sheet1.xml": sheet_xml(row)})
+    extracted = await extract("a.xlsx", data)
+    assert extracted.text == f"## Sheet\n\n| {words[: 2**18]} | 7 |\n| --- | --- |\n"
     assert extracted.metadata == {"sheets": 1, "truncated": True}
 
 
