@@ -169,7 +169,7 @@ async def _correct_tenant(tx: Transaction, p: Any) -> int:
     for id_ in p[0]:
         row = await tx.lock("chunks", id_)
         document = row and tx.get("documents", row["document_id"])
-        if row and document and row["tenant"] != document["tenant"]:
+        if row and document and row["tenant"] not in (None, document["tenant"]):
             await tx.put("chunks", changed(row, tenant=document["tenant"]), id_)
             corrected += 1
     return corrected
