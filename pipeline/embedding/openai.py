@@ -167,10 +167,12 @@ class OpenAIEmbedder:
             sizes[index] = self.input_window
         return texts, sizes, len(too_long)
 
-    async def _all(self, call: _Call, batches: list[list[int]]) -> None:
+    async def _all(self, call: _Call, batches: list[list[int]], *, suspect: bool = False) -> None:
         """Run every batch to its end, so that what succeeds is not requested again, then raise the worst failure:
-        Misconfigured before Retryable, because waiting would be useless."""
-        outcomes = await asyncio.gather(*(self._batch(call, batch) for batch in batches), return_exceptions=True)
+        Misconfigured before Retryable, because waiting would be useless. suspect: they are parts of one that failed
+        alone."""
+        running = (self._batch(call, batch, suspect=suspect) for batch in batches)
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures:
             worst = min(failures, key=lambda failure: isinstance(failure, Retryable))
@@ -178,12 +180,15 @@ class OpenAIEmbedder:
                 worst.tokens = call.tokens
             raise worst
 
-    async def _batch(self, call: _Call, indexes: list[int]) -> None:
+    async def _batch(self, call: _Call, indexes: list[int], *, suspect: bool = False) -> None:
         """Embed these, halving what the server rejects, or fails at while it answers others, down to the texts that are
         at fault."""
         try:
             texts = [call.texts[index] for index in indexes]
-            answer = await self._ask(texts, call.deadline, probe=partial(self._probe, call))
+            # A part of several texts is halved at its first failure: three tries at each size would keep the others.
+            answer = await self._ask(
+                texts, call.deadline, probe=partial(self._probe, call), suspect=suspect and len(indexes) > 1
+            )
         except Rejected as rejected:
             await self._prove(call)
             if len(indexes) == 1:
@@ -198,7 +203,7 @@ class OpenAIEmbedder:
                     await self._require_answers(call)
                 raise
             middle = len(indexes) // 2
-            await self._all(call, [indexes[:middle], indexes[middle:]])
+            await self._all(call, [indexes[:middle], indexes[middle:]], suspect=True)
             return
         call.tokens += answer.tokens
         good = usable(answer.rows)
@@ -246,11 +251,18 @@ class OpenAIEmbedder:
         """Embed a text of ours, once. Raises Retryable, Misconfigured or Rejected."""
         call.tokens += (await self._measured(self._body([PROBE]), 1, place)).tokens
 
-    async def _ask(self, texts: list[str], deadline: float, *, probe: Probe | None = None) -> Answer:
+    async def _ask(
+        self, texts: list[str], deadline: float, *, probe: Probe | None = None, suspect: bool = False
+    ) -> Answer:
         size, inputs = sum(map(len, texts)), len(texts)
         body = self._body(texts)  # before there is a place: a megabyte takes a millisecond
         return await self._pace.run(
-            lambda place: self._measured(body, inputs, place), size=size, deadline=deadline, of=body, probe=probe
+            lambda place: self._measured(body, inputs, place),
+            size=size,
+            deadline=deadline,
+            of=body,
+            probe=probe,
+            suspect=suspect,
         )
 
     def _body(self, texts: list[str]) -> bytes:

@@ -110,16 +110,19 @@ class Pace:
         deadline: float,
         of: bytes | None = None,
         probe: Probe | None = None,
+        suspect: bool = False,
     ) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
         while waiting; then raises the last Retryable, with the time that is left to wait. Raises Alone where the
         failures seem to be its own. size: of what it carries, in any unit that is the same for all requests. of:
-        what it carries, where that may be sent again. probe: what the server answers whenever it is there."""
+        what it carries, where that may be sent again. probe: what the server answers whenever it is there. suspect:
+        whether it is a part of a request that failed alone, and is to be divided again as soon as it fails, unless the
+        server asks to wait."""
         if not self._running:
             self._rate.wakes(time.monotonic())
         self._running += 1
         try:
-            return await self._until(request, size, deadline, of, probe)
+            return await self._until(request, size, deadline, of, probe, suspect)
         finally:
             self._running -= 1
             if not self._running:
@@ -132,6 +135,7 @@ class Pace:
         deadline: float,
         of: bytes | None,
         probe: Probe | None,
+        suspect: bool,
     ) -> T:
         attempt, failures = 0, self._known_failures(of)
         failure: Retryable | None = None
@@ -167,7 +171,8 @@ class Pace:
                 late = time.monotonic() >= deadline and not isinstance(failure, Deferred)
                 often = failures.tries >= ALONE_AFTER_TRIES or late
                 answered = self._answered - failures.answered_before
-                if hash(of) in self._suspects or (often and answered >= ALONE_AFTER_ANSWERS):
+                is_part = suspect and failure.retry_after is None and not isinstance(failure, Deferred)
+                if is_part or hash(of) in self._suspects or (often and answered >= ALONE_AFTER_ANSWERS):
                     failures = None
                     raise self._alone(failure, of)
                 wait = self._pause(failure, attempt - 1)

@@ -271,6 +271,36 @@ async def test_texts_at_which_the_server_always_fails_hold_up_no_other_although_
     assert {text[:8] for text in fake.stats.repeated} <= {"penstock"}
 
 
+async def test_very_many_texts_at_which_the_server_fails_delay_the_others_by_few_requests(fake: FakeOpenAI) -> None:
+    """Each part of a request was tried three times before it was halved: where the server failed at a third of all
+    texts, the others waited for half a minute, and longer with each change that came."""
+    fake.faults.poison, fake.faults.poison_status = "poison", 503
+    texts = [f"poison {n}" if n % 10 < 3 else f"passage {n}" for n in range(64)]
+    async with connected(fake, patience=60) as embedder:
+        with pytest.raises(Alone) as caught:
+            await embedder.embed_documents(texts)
+    assert len(caught.value.arrived) == 43
+    assert fake.stats.requests < 160
+
+
+async def test_an_outage_while_failing_texts_are_looked_for_makes_no_text_fail_alone(fake: FakeOpenAI) -> None:
+    fake.faults.poison, fake.faults.poison_status = "poison", 503
+    texts = [f"poison {n}" if n % 10 < 3 else f"passage {n}" for n in range(64)]
+    requests: list[str] = []
+
+    def outage_from_the_sixth_on(outcome: str, _: float) -> None:
+        requests.append(outcome)
+        if len(requests) == 6:
+            fake.faults.errors = 100_000
+
+    async with connected(fake, patience=1) as embedder:
+        embedder.on_request = outage_from_the_sixth_on
+        with pytest.raises(Retryable) as caught:
+            await embedder.embed_documents(texts)
+        assert not caught.value.alone
+        assert len(requests) > 6, "the outage came while parts were tried"
+
+
 async def test_a_text_that_failed_alone_does_not_fail_alone_in_an_outage(fake: FakeOpenAI) -> None:
     """It was known as one that fails while others are answered. When the server then answered nobody, its document was
     set aside within seconds."""
