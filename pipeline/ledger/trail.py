@@ -266,9 +266,8 @@ async def examine(
     since: check only records of this day and later. noted: numbers and codes of heads that were stored outside of
     Postgres. Raises psycopg.Error."""
     now = datetime.now(UTC)
-    oldest = (now - timedelta(days=retention_days)).date() if retention_days else None
     first = since.astimezone(UTC).date() if since else date.min
-    report, known = TrailReport(), Heads(keys, oldest=oldest, noted=noted)
+    report, known = TrailReport(), Heads(keys, oldest=_oldest(retention_days), noted=noted)
     async with connection.transaction():  # before the records, of which more may be added meanwhile
         async for head in heads(connection):
             report.add(known.head(head))
@@ -276,7 +275,7 @@ async def examine(
     report.heads = known.count
     present = await days(connection)
     for day in sorted(known.of.keys() - {*present}):
-        if day >= max(first, oldest or date.min):
+        if day >= max(first, _oldest(retention_days) or date.min):
             report.add([Finding("day-removed", day.isoformat())])
     for day in present:
         if day >= first:
@@ -284,9 +283,16 @@ async def examine(
             async with connection.transaction():
                 async for sealed in of_day(connection, day):
                     report.add(checked.record(sealed))
-            report.add(checked.end())
+            if checked.records or day >= (_oldest(retention_days) or date.min):  # else its age took it meanwhile
+                report.add(checked.end())
             report.records += checked.records
     return report
+
+
+def _oldest(retention_days: float) -> date | None:
+    """The oldest day whose records must exist now; None: those of all days. A check takes hours, and retention goes on
+    meanwhile."""
+    return (datetime.now(UTC) - timedelta(days=retention_days)).date() if retention_days else None
 
 
 def _as_head(row: Sequence[Any]) -> Head:

@@ -488,17 +488,23 @@ async def test_trail_records_cannot_be_updated_or_deleted_even_by_the_owner(plac
             await place.library.execute(statement)
 
 
+async def aged(connection: Connection, at: datetime) -> str:
+    """Add a record of long ago with its head, and return the name of its day's table. To be rolled back."""
+    day: date = at.date()
+    name = f"records_{day:%Y%m%d}"
+    ends = f"FROM ('{day}') TO ('{day + timedelta(1)}')"
+    await connection.execute(f"CREATE TABLE trail.{name} PARTITION OF trail.records FOR VALUES {ends}".encode())
+    old = seal(KEYS, record("old", at), uuid4(), 1, "test", b"")
+    await table.add(connection, [old])
+    await table.add_head(connection, KEYS, at, old)
+    return name
+
+
 async def test_records_removed_by_retention_are_not_reported_and_records_removed_early_are(place: Place) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=401)
     async with place.library.pool.connection() as connection:
         try:
-            day: date = long_ago.date()
-            name = f"records_{day:%Y%m%d}"
-            ends = f"FROM ('{day}') TO ('{day + timedelta(1)}')"
-            await connection.execute(f"CREATE TABLE trail.{name} PARTITION OF trail.records FOR VALUES {ends}".encode())
-            old = seal(KEYS, record("old", long_ago), uuid4(), 1, "test", b"")
-            await table.add(connection, [old])
-            await table.add_head(connection, KEYS, long_ago, old)
+            name = await aged(connection, long_ago)
             assert (await examined(connection, retention_days=400)).findings == []
             dropped = await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall()
             assert dropped == [(name,)]
@@ -509,6 +515,36 @@ async def test_records_removed_by_retention_are_not_reported_and_records_removed
             today = datetime.now(UTC).date()
             await connection.execute("SELECT trail.expire(0.001, 500)")
             assert today in await table.days(connection), "never fewer than thirty days"
+        finally:
+            await connection.rollback()
+
+
+@pytest.mark.parametrize("at_midnight", [False, True])
+async def test_a_day_that_retention_drops_during_a_check_is_not_reported(
+    place: Place, monkeypatch: pytest.MonkeyPatch, at_midnight: bool
+) -> None:
+    """A check of many records takes hours. at_midnight: the day's retention ends after the check has begun."""
+    long_ago = datetime.now(UTC) - timedelta(days=402)
+    days = table.days
+
+    async def dropped_after_this(connection: Connection) -> list[date]:
+        present = await days(connection)
+        await connection.execute("SELECT trail.expire(400, 500)")
+        monkeypatch.setattr(table, "datetime", datetime)
+        return present
+
+    class Before(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(days=2)
+
+    async with place.library.pool.connection() as connection:
+        try:
+            await aged(connection, long_ago)
+            monkeypatch.setattr(table, "days", dropped_after_this)
+            if at_midnight:
+                monkeypatch.setattr(table, "datetime", Before)
+            assert (await examined(connection, retention_days=400)).findings == []
         finally:
             await connection.rollback()
 
