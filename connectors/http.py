@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Annotated
 
 import structlog
@@ -124,6 +126,8 @@ EVENT_BYTES, EVENT_BYTES_PER_ADDRESS = 32 * 1024 * 1024, 8 * 1024 * 1024
 CONVERSATION_BYTES, CONVERSATION_BYTES_PER_TENANT = 64 * 1024 * 1024, 16 * 1024 * 1024
 EVENT_SECONDS = 2.5
 """The time for a source's reaction to an event; Slack waits for three seconds."""
+EVENT_LOG_SECONDS = 60.0
+"""Between two lines of the log about events of one source that were refused, or that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,7 @@ def _events(parts: Parts) -> Route:
     """Return the route of events: a plain one, because FastAPI's has nothing to parse here, and costs a third of the
     time of an event."""
     bodies = parts.bodies(EVENT_BYTES, EVENT_BYTES_PER_ADDRESS)
+    problems = _Problems()
 
     async def event(request: HttpRequest) -> Response:
         """Take an event of a source. The response is sent before the reaction begins."""
@@ -195,7 +200,7 @@ def _events(parts: Parts) -> Route:
         try:
             async with bodies.read(request, most=MAX_EVENT_BYTES, seconds=EVENT_BODY_SECONDS, key=address) as body:
                 received = Request(dict(request.headers), dict(request.query_params), body)
-                outcome, response = await _reaction(instance, received)
+                outcome, response = await _reaction(instance, received, problems)
         except BodyRefused as refused:
             raise HTTPException(refused.status, refused.detail, refused.headers) from refused
         parts.metrics.connector_events.labels(name, outcome).inc()
@@ -205,16 +210,37 @@ def _events(parts: Parts) -> Route:
     return route
 
 
-async def _reaction(instance: Instance, request: Request) -> tuple[str, Response]:
+class _Problems:
+    """Events that were not accepted. Law: there is one line of the log in EVENT_LOG_SECONDS about each source and
+    outcome, which says how many events it stands for: anybody may send a thousand of them a second, and fill the disk
+    of the log. The metric counts each."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[str, str], float] = {}
+        self._unlogged: Counter[tuple[str, str]] = Counter()
+
+    def to_log(self, source: str, outcome: str) -> int:
+        """Count an event. Returns how many a line of the log stands for; 0: there is to be none now."""
+        key, now = (source, outcome), monotonic()
+        self._unlogged[key] += 1
+        if now < self._next.get(key, now):
+            return 0
+        self._next[key] = now + EVENT_LOG_SECONDS
+        return self._unlogged.pop(key)
+
+
+async def _reaction(instance: Instance, request: Request, problems: _Problems) -> tuple[str, Response]:
     try:
         async with asyncio.timeout(EVENT_SECONDS):
             reaction = await instance.on_event(request)
     except Refused as error:
-        log.warning("event_refused", source=instance.plan.name, reason=explained(error))
+        if count := problems.to_log(instance.plan.name, "refused"):
+            log.warning("event_refused", source=instance.plan.name, count=count, reason=explained(error))
         return "refused", Response("the event's signature is missing or invalid\n", 401)
     except (Retryable, TimeoutError):
         return "postponed", Response("temporarily unavailable: send the event again\n", 503, {"Retry-After": "5"})
     except Exception as error:  # noqa: BLE001 # anybody may send a body that the source's code cannot read
-        log.warning("event_failed", source=instance.plan.name, error=explained(error))
+        if count := problems.to_log(instance.plan.name, "failed"):
+            log.warning("event_failed", source=instance.plan.name, count=count, error=explained(error))
         return "failed", Response("the event could not be read\n", 500)
     return "accepted", Response(reaction.answer, reaction.status, media_type=reaction.media_type)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 import connectors.http
 from connectors.http import MAX_EVENT_BYTES, PORT, Parts, app
@@ -127,3 +128,30 @@ async def test_an_event_for_an_unknown_connector_is_answered_404_before_its_body
         async with asyncio.timeout(LONG):
             assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
         writer.close()
+
+
+async def test_a_flood_of_events_without_a_signature_leaves_a_line_in_the_log() -> None:
+    """Anybody may send them: a line for each would fill the disk of the log."""
+    async with port() as (client, _, metrics):
+        with capture_logs() as logs:
+            for _ in range(20):
+                assert (await client.post("/v1/events/wiki", content=b"x")).status_code == 401
+            assert [line["event"] for line in logs] == ["event_refused"]
+        assert logs[0]["count"] == 1
+        labels = {"source": "wiki", "outcome": "refused"}
+        assert metrics.registry.get_sample_value("penstock_connector_events_total", labels) == 20, (
+            "counted, each of them"
+        )
+
+
+async def test_the_log_says_of_how_many_refused_events_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(connectors.http, "monotonic", lambda: now)
+    async with port() as (client, _, _):
+        with capture_logs() as logs:
+            for _ in range(3):
+                await client.post("/v1/events/wiki", content=b"x")
+            now = connectors.http.EVENT_LOG_SECONDS
+            for _ in range(3):
+                await client.post("/v1/events/wiki", content=b"x")
+        assert [line["count"] for line in logs] == [1, 3]
