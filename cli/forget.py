@@ -322,10 +322,14 @@ class Work:
         for source in sources:
             if not is_canary(source):
                 await self.source(name, source)
+        failure: PenstockError | None = None
         if canaries := [source for source in await sources_of(self.pool, name) if is_canary(source)]:
             await self._canaries_ended(name, canaries)
             for source in canaries:
-                await self.source(name, source)
+                try:
+                    await self.source(name, source)
+                except PenstockError as error:  # one that goes on holds nothing of the tenant's, and must keep nothing
+                    failure = error
         members = [
             who
             for (who,) in await self._all(
@@ -335,6 +339,8 @@ class Work:
         for member in members:
             await self._conversations(name, member)
         await self._erase("tenant", _scope(name))
+        if failure is not None:
+            raise failure
         await self._access_sets(name, "true")
 
     async def _canaries_ended(self, tenant: str, canaries: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.ledger import metadata_keys, producers
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
@@ -422,6 +424,29 @@ async def test_a_tenant_is_forgotten_while_a_worker_publishes_its_canaries(opera
     left = "SELECT DISTINCT tenant FROM documents WHERE erased_at IS NULL OR access_id IS NOT NULL"
     assert await space.query(left) == [("globex",)]
     assert await space.query("SELECT DISTINCT tenant FROM access_sets") == [("globex",)]
+
+
+@pytest.mark.slow
+async def test_a_canary_that_does_not_end_keeps_nothing_else_of_a_forgotten_tenant(operator: Space) -> None:
+    """A canary that the settings name goes on, and so does that of the pipeline where no connector is known. The
+    tenant's conversations, reviews and golden questions stayed, however often the command was run."""
+    space = operator
+    await plant(space)
+
+    async def canary() -> None:
+        while True:
+            round_ = written("canary", "Canary", acl_tags=["user:penstock-canary"])
+            await space.publish(round_.model_copy(update={"source": "canary.hr", "version": time.time_ns()}))
+            await asyncio.sleep(0.3)
+
+    going_on = asyncio.create_task(canary())
+    try:
+        await space.until("SELECT count(*) = 1 FROM documents WHERE source = 'canary.hr'")
+        with pytest.raises(AssertionError, match=r"source canary\.hr"):
+            await space.penstock("forget", "tenant", "acme", "--yes", "--json", "--wait", "20")
+    finally:
+        await cancel_and_wait([going_on])
+    await assert_forgotten(space)
 
 
 @pytest.mark.slow
