@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from query.answers.model import (
 from query.answers.prompt import Message, ask, new_key
 from query.answers.quotations import quotations
 from query.answers.review import enqueue
+from query.answers.still_readable import Identify, Lost, StillReadable
 from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
 from query.answers.understanding import Understanding, Understood
 from query.answers.writing import AnswerSanitizer, Findings
@@ -52,6 +53,7 @@ from query.settings import ChatSettings
 from query.telemetry import QueryMetrics
 
 NO_ROOM = "the question leaves no room for passages in the model's window: these are the passages that match best"
+REVOKED = "access to a passage ended while the answer was written, so that the answer was replaced"
 NO_MODEL = "no answering model is configured: these are the passages that match best"
 
 _log = structlog.get_logger(__name__)
@@ -95,10 +97,11 @@ class Answers:
         caller_class: CallerClass = "standard",
         *,
         on_sources: Callable[[Sources], None] = lambda sources: None,
+        identify: Identify | None = None,
     ) -> Answer:
-        """The whole answer. on_sources: called with the answer's material before it is written. Raises BadQuery;
-        Retryable or Misconfigured if the material cannot be gathered."""
-        async with aclosing(self.answer(question, caller, caller_class)) as events:
+        """The whole answer. on_sources: called with the answer's material before it is written. identify: as of
+        ``answer``. Raises BadQuery; Retryable or Misconfigured if the material cannot be gathered."""
+        async with aclosing(self.answer(question, caller, caller_class, identify=identify)) as events:
             async for event in events:
                 match event:
                     case Sources():
@@ -110,22 +113,31 @@ class Answers:
         raise AssertionError("an answer ends with Done or Failed")
 
     async def answer(
-        self, question: Question, caller: Caller, caller_class: CallerClass = "standard"
+        self,
+        question: Question,
+        caller: Caller,
+        caller_class: CallerClass = "standard",
+        *,
+        identify: Identify | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Sources, then Delta and Cited while the answer is written, then Done; or only Failed.
+        """Sources, then Delta and Cited while the answer is written, then Done; or Failed.
 
+        identify: returns the caller with its access at that moment. With it, access is looked at again while a model
+        writes: once the caller may not read all that the answer is made from, the rest of the passages is quoted.
         Law: the answer in ``Done`` is checked, whatever the model did; a failing model does not fail the answer.
         Closing the generator early closes the request to the model.
         """
         steps = Steps()
         try:
             understood = await self._understanding.of(question, caller, steps)
+            if question.turns and identify is not None:  # a model may have taken seconds for it
+                caller = await identify()
             material = await self._modes.gather(replace(question, text=understood.text), caller, caller_class)
         except PenstockError as error:
             self._count("failed")
             yield Failed(error)
             return
-        answering = _Answering(self, question, understood, caller, material, steps)
+        answering = _Answering(self, question, understood, caller, material, steps, identify)
         async with aclosing(answering.run()) as events:
             async for event in events:
                 yield event
@@ -152,8 +164,10 @@ class _Answering:
         caller: Caller,
         material: Material,
         steps: Steps,
+        identify: Identify | None,
     ) -> None:
         self.answers = answers
+        self.identify = identify
         self.settings = answers._settings
         self.typed = clean(question.text).strip()
         self.question = clean(understood.text).strip()
@@ -168,6 +182,7 @@ class _Answering:
         self.end: End | None = None
         self.context = Context([], 0, 0)
         self.has_no_room = False
+        self.is_revoked = False
 
     async def run(self) -> AsyncGenerator[Event, None]:
         async with aclosing(self._events()) as events:
@@ -182,9 +197,10 @@ class _Answering:
         if (pool := self.answers._pool) is None or not self.understood.is_traceable:
             return
         documents: set[UUID] = set()
-        if answer.relevant:  # else the text is always the same
+        if answer.relevant or self.is_revoked:  # else the text is always the same
             documents |= {p.result.passage.document_id for p in self.context.passages} | self.understood.documents
-            model_wrote = answer.model is not None or answer.degraded  # or at least began to
+            # Or at least began to: a client may hold the beginning that was streamed for the answer.
+            model_wrote = answer.model is not None or answer.degraded or self.is_revoked
             if model_wrote and self.material.history is not None:  # it may repeat parts of the history
                 documents |= self.material.history.documents
         try:
@@ -236,7 +252,7 @@ class _Answering:
     # With a model
 
     async def _stream_model(self, chat: Chat, passages: Sequence[NumberedPassage]) -> AsyncGenerator[Event, None]:
-        writing, text, waits = AnswerSanitizer(passages), "", False
+        writing, text, waits, access = AnswerSanitizer(passages), "", False, self._access()
         try:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
@@ -244,6 +260,8 @@ class _Answering:
                 waits = True
                 async with aclosing(chat.stream(self._messages())) as pieces:
                     async for piece in pieces:
+                        if access is not None:
+                            await access.look()
                         self.end = piece if isinstance(piece, End) else None
                         known = len(writing.findings.cited)
                         shown = writing.end() if isinstance(piece, End) else writing.feed(piece)
@@ -263,6 +281,10 @@ class _Answering:
             if waits:  # the client disconnected, but the model's work costs money
                 self._charge_estimate(text)
             raise
+        except Lost as lost:
+            self._charge_estimate(text)
+            yield Done(await self._answer_without(lost.documents, passages))
+            return
         except PenstockError as error:
             if waits and (text or isinstance(error, TooSlow)):
                 self._charge_estimate(text)
@@ -273,7 +295,25 @@ class _Answering:
                 yield Delta(quoted.text)
             yield Done(quoted)
             return
-        yield Done(await self._check(chat.model, text.strip(), writing.findings, passages))
+        try:
+            if access is not None:
+                await access.require()
+        except Lost as lost:
+            yield Done(await self._answer_without(lost.documents, passages))
+        except PenstockError as error:
+            self.answers._count("failed")
+            yield Failed(error)
+        else:
+            yield Done(await self._check(chat.model, text.strip(), writing.findings, passages))
+
+    def _access(self) -> StillReadable | None:
+        """Looks at the access to all that the model reads; None: it is not looked at again."""
+        if self.identify is None or (pool := self.answers._pool) is None:
+            return None
+        documents = {p.result.passage.document_id for p in self.context.passages} | self.understood.documents
+        if self.material.history is not None:
+            documents |= self.material.history.documents
+        return StillReadable(pool, self.identify, documents)
 
     def _messages(self) -> list[Message]:
         today = datetime.now(UTC).date()
@@ -341,6 +381,15 @@ class _Answering:
             return False
 
     # Without a model
+
+    async def _answer_without(self, lost: Collection[UUID], passages: Sequence[NumberedPassage]) -> Answer:
+        """Quotations of the passages of other documents than these."""
+        self.is_revoked = True
+        self.notes.append(REVOKED)
+        readable = [passage for passage in passages if passage.result.passage.document_id not in lost]
+        if not readable:
+            return self._no_information(model=None)
+        return await self._answer_with_quotations(readable, degraded=False)
 
     async def _answer_with_quotations(self, passages: Sequence[NumberedPassage], *, degraded: bool) -> Answer:
         if degraded and (metrics := self.answers._metrics):

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 from uuid import UUID
@@ -36,6 +37,7 @@ from query.http.dependencies import (
     Authenticated,
     Reader,
     Serving,
+    caller_now,
     note_mode,
     release_search,
     wait_for_publication,
@@ -109,7 +111,9 @@ async def whole(
         material.append(sources)
 
     async with asyncio.timeout(service.answer_seconds):
-        answer = await service.answers.whole(question, caller, caller_class, on_sources=take)
+        answer = await service.answers.whole(
+            question, caller, caller_class, on_sources=take, identify=partial(caller_now, request)
+        )
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
@@ -142,7 +146,8 @@ async def _events(
     material: Sources | None = None
     service.metrics.streams.inc()
     try:
-        async with aclosing(service.answers.answer(question, caller, caller_class)) as events:
+        identify = partial(caller_now, request)
+        async with aclosing(service.answers.answer(question, caller, caller_class, identify=identify)) as events:
             async for event in events:
                 match event:
                     case Sources():

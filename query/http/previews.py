@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from query.access.callers import Caller
+from query.answers.still_readable import Lost, StillReadable
 from query.http.audit_trail import note
 from query.http.dependencies import Authenticated, Serving, caller_now, release_search
 from query.http.schemas import PreviewRequest, PreviewResponse
@@ -55,12 +56,16 @@ async def preview(
     principal: str | None,
 ) -> Report:
     """The report of an edit, in the tenant's turn. identify: returns the caller with its access at that moment, which
-    is read after the wait for the turn. operator, principal: as of ``Previews.preview``. Raises Problem (503),
-    BadQuery, Retryable, Misconfigured and TimeoutError."""
+    is read after the wait for the turn, and again at the end. operator, principal: as of ``Previews.preview``. Raises
+    Problem (503), BadQuery, Retryable, Misconfigured and TimeoutError."""
     try:
         async with service.previewing.of(tenant, WAITING_SECONDS), asyncio.timeout(SECONDS):
             caller = await identify()
             report = await service.previews.preview(edit, caller, operator=operator, principal=principal)
+            await StillReadable(service.pool, identify, model.read_documents(report, tenant)).require()
+    except Lost:
+        detail = "access to a document of the report ended while it was made: repeat the preview"
+        raise Problem("busy", detail, headers={"Retry-After": "1"}) from None
     except Busy as error:
         raise Problem("busy", "another preview is running: retry later", headers={"Retry-After": "10"}) from error
     service.metrics.previews.labels("fails" if report.fails else "passes").inc()

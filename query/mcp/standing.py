@@ -100,7 +100,9 @@ async def _answer(service: Service, asker: Asker, question: Question) -> tuple[A
         material.append(sources)
 
     async with asker.answering(), asyncio.timeout(service.answer_seconds):
-        answer = await service.answers.whole(question, asker.caller, asker.caller_class, on_sources=take)
+        answer = await service.answers.whole(
+            question, asker.caller, asker.caller_class, on_sources=take, identify=asker.identify
+        )
     return answer, material[0], fresh
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pipeline.core.model import CountTokens, Span
 from pipeline.stores.postgres import Connection
+from query.access.callers import Caller
 from query.model import Passage, Result
 from query.modes.budget import PASSAGE_TOKENS
 from query.modes.survey import ReadScope
@@ -133,7 +134,7 @@ class WholeDocuments:
     unprepared: int
 
 
-async def readable_ids(connection: Connection, scope: ReadScope, ids: Sequence[UUID]) -> list[UUID]:
+async def readable_ids(connection: Connection, scope: ReadScope | Caller, ids: Sequence[UUID]) -> list[UUID]:
     """The ids among these that exist and that the caller may read, in this order. Raises psycopg.Error."""
     cursor = await connection.execute(
         _MAY_READ + "SELECT id FROM d",  # noqa: S608 — constants of this module

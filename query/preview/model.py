@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from uuid import UUID
 
+from pipeline.core.identity import document_id
+
 MAX_DOCUMENTS = 200
 """The most documents of one edit."""
 MAX_NEW_CHUNKS = 1_000
@@ -144,6 +146,12 @@ def shown_documents(report: Report) -> list[UUID]:
     ]
     new = {document.document_id for document in report.documents if document.state == "new"}
     return [id_ for id_ in dict.fromkeys([*edited, *quoted]) if id_ not in new]
+
+
+def read_documents(report: Report, tenant: str) -> set[UUID]:
+    """The documents that a report shows or names, which its caller has to be able to read."""
+    moved = {document_id(tenant, m.source, m.external_id) for finding in report.findings for m in finding.moved}
+    return {*shown_documents(report), *moved}
 
 
 def as_json(report: Report) -> dict[str, Any]:
