@@ -351,7 +351,7 @@ async def test_a_command_that_runs_the_query_service_without_the_trail_key_recor
 ) -> None:
     """`penstock ask` and `penstock mcp`."""
     await writing.record_now(place.settings("on"), "before", record("before"))
-    without = place.library.settings.model_copy(update={"trail_keys": TrailSettings()})
+    without = place.library.settings.model_copy(update={"trail_keys": TrailSettings(key=None)})
     assert (await able_to_record(without)).trail == "off"
     assert "PENSTOCK_TRAIL_KEY is not set here" in capsys.readouterr().err
     with pytest.raises(Misconfigured, match="PENSTOCK_TRAIL_KEY"):
