@@ -253,6 +253,7 @@ class _Answering:
 
     async def _stream_model(self, chat: Chat, passages: Sequence[NumberedPassage]) -> AsyncGenerator[Event, None]:
         writing, text, waits, access = AnswerSanitizer(passages), "", False, self._access()
+        failed = False
         try:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
@@ -290,21 +291,23 @@ class _Answering:
                 self._charge_estimate(text)
             self.answers._backoff.begin(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
-            quoted = await self._answer_with_quotations(passages, degraded=True)
-            if not text:
-                yield Delta(quoted.text)
-            yield Done(quoted)
-            return
+            failed = True
         try:
-            if access is not None:
+            if access is not None:  # also of a model that was silent until it failed: what it read would be quoted
                 await access.require()
         except Lost as lost:
-            yield Done(await self._answer_without(lost.documents, passages))
+            yield Done(await self._answer_without(lost.documents, passages, degraded=failed))
         except PenstockError as error:
             self.answers._count("failed")
             yield Failed(error)
         else:
-            yield Done(await self._check(chat.model, text.strip(), writing.findings, passages))
+            if not failed:
+                yield Done(await self._check(chat.model, text.strip(), writing.findings, passages))
+                return
+            quoted = await self._answer_with_quotations(passages, degraded=True)
+            if not text:
+                yield Delta(quoted.text)
+            yield Done(quoted)
 
     def _access(self) -> StillReadable | None:
         """Looks at the access to all that the model reads; None: it is not looked at again."""
@@ -382,14 +385,16 @@ class _Answering:
 
     # Without a model
 
-    async def _answer_without(self, lost: Collection[UUID], passages: Sequence[NumberedPassage]) -> Answer:
+    async def _answer_without(
+        self, lost: Collection[UUID], passages: Sequence[NumberedPassage], *, degraded: bool = False
+    ) -> Answer:
         """Quotations of the passages of other documents than these."""
         self.is_revoked = True
         self.notes.append(REVOKED)
         readable = [passage for passage in passages if passage.result.passage.document_id not in lost]
         if not readable:
             return self._no_information(model=None)
-        return await self._answer_with_quotations(readable, degraded=False)
+        return await self._answer_with_quotations(readable, degraded=degraded)
 
     async def _answer_with_quotations(self, passages: Sequence[NumberedPassage], *, degraded: bool) -> Answer:
         if degraded and (metrics := self.answers._metrics):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from time import monotonic
 from uuid import UUID
 
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Pool, translated
 from query.access.callers import Caller
@@ -41,12 +41,12 @@ class StillReadable:
 
     async def look(self) -> None:
         """Look if it is time to. While the ledger is away nothing is revoked, and the last look decides. Raises
-        Lost."""
+        only Lost."""
         if monotonic() - self._looked_at < LOOK_SECONDS:
             return
         try:
             await self.require()
-        except Retryable:
+        except PenstockError:  # not the model's failure: the look at the end decides
             self._looked_at = monotonic()
 
     async def require(self) -> None:

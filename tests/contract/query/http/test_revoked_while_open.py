@@ -151,6 +151,26 @@ async def test_an_answer_of_one_response_has_nothing_of_a_passage_that_may_not_b
     assert REVOKED in answer["notes"]
 
 
+@pytest.mark.parametrize("fault", ["cut", "unfinished"])
+async def test_a_model_that_fails_is_replaced_by_no_passage_that_may_not_be_read_then(
+    library: Library, serving: tuple[httpx.AsyncClient, Service], chat: FakeChat, tenant: str, fault: str
+) -> None:
+    client, _ = serving
+    made = await put(library, tenant)
+    chat.faults.token_seconds = 0.04
+    setattr(chat.faults, fault, 1)
+    response = asyncio.create_task(client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
+    async with asyncio.timeout(20):
+        while not chat.stats.open:
+            await asyncio.sleep(0.005)
+    await left_the_group(library, tenant, made)
+    answer = (await response).json()
+    assert (answer["model"], answer["degraded"]) == (None, True), answer
+    assert not {"pilot", "zebra"} & set(answer["answer"].split())
+    assert [cited["external_id"] for cited in answer["citations"]] == ["museum.md"]
+    assert REVOKED in answer["notes"]
+
+
 async def test_the_conversation_repeats_no_answer_that_was_replaced_while_it_was_written(
     library: Library, serving: tuple[httpx.AsyncClient, Service], chat: FakeChat, tenant: str
 ) -> None:
