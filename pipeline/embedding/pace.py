@@ -26,6 +26,9 @@ ALONE_AFTER_TRIES, ALONE_AFTER_ANSWERS = 3, 3
 """A request that has failed so often, while so many others were answered, is not tried until its deadline: the server
 is there, and the other documents in it wait no longer than they must. Where fewer were answered, a probe takes the next
 turn, except after a 429: a limit may have room for a probe alone."""
+PARTS_AFTER_FAILURES = 16
+"""When so many requests in a row have failed, a part is halved only after a probe was answered: in an outage, each part
+would become as many requests as it has texts, all tried until the deadline."""
 MAX_SUSPECTS = 1_000
 """The most requests that are remembered because they fail alone, and because they failed until their deadline."""
 SUSPECT_BASE_SECONDS, SUSPECT_CAP_SECONDS = 0.25, 20.0
@@ -97,6 +100,7 @@ class Pace:
         self._running = 0
         self._answered = 0
         self._failed = 0
+        self._failed_in_row = 0
         self._suspects: dict[int, int] = {}
         """Hashes of requests that fail alone → how often each has. The oldest are forgotten first."""
         self._unanswered: dict[int, _Failures] = {}
@@ -116,8 +120,8 @@ class Pace:
         while waiting; then raises the last Retryable, with the time that is left to wait. Raises Alone where the
         failures seem to be its own. size: of what it carries, in any unit that is the same for all requests. of:
         what it carries, where that may be sent again. probe: what the server answers whenever it is there. suspect:
-        whether it is a part of a request that failed alone, and is to be divided again as soon as it fails, unless the
-        server asks to wait."""
+        whether it is a part of a request that failed alone, and is to be divided again as soon as it fails before the
+        deadline, unless the server asks to wait, or seems to answer nobody."""
         if not self._running:
             self._rate.wakes(time.monotonic())
         self._running += 1
@@ -146,7 +150,8 @@ class Pace:
                     if failures is None:
                         failures = _Failures(0, self._answered, self._failed)
                     own, sent = failure, None
-                    if own is not None and not isinstance(own, Deferred) and failures.tries >= ALONE_AFTER_TRIES:
+                    enough = 1 if suspect else ALONE_AFTER_TRIES
+                    if own is not None and not isinstance(own, Deferred) and failures.tries >= enough:
                         sent, probe = probe, None  # once, and instead of a try: an outage gets no request more
                     try:
                         if sent is None:
@@ -156,9 +161,10 @@ class Pace:
                     except Retryable as error:
                         failure = error
                     else:
+                        self._failed_in_row = 0
                         if sent is not None and own is not None:
                             failures = None
-                            raise self._alone(own, of)
+                            raise self._alone(own, None if suspect else of)
                         self._answered += 1
                         if self._suspects:  # a megabyte takes a millisecond to hash
                             self._suspects.pop(hash(of), None)
@@ -166,15 +172,17 @@ class Pace:
                         return result
                 attempt += 1
                 self._failed += 1
+                self._failed_in_row += 1
                 failures.tries += 1
                 # A request that the server does not answer at all is tried once, for longer than the deadline.
                 late = time.monotonic() >= deadline and not isinstance(failure, Deferred)
                 often = failures.tries >= ALONE_AFTER_TRIES or late
                 answered = self._answered - failures.answered_before
-                is_part = suspect and failure.retry_after is None and not isinstance(failure, Deferred)
+                may_divide = failure.retry_after is None and not isinstance(failure, Deferred) and not late
+                is_part = suspect and may_divide and self._failed_in_row <= PARTS_AFTER_FAILURES
                 if is_part or hash(of) in self._suspects or (often and answered >= ALONE_AFTER_ANSWERS):
                     failures = None
-                    raise self._alone(failure, of)
+                    raise self._alone(failure, None if is_part else of)
                 wait = self._pause(failure, attempt - 1)
                 if time.monotonic() + wait >= deadline:
                     kind = Deferred if isinstance(failure, Deferred) else Retryable

@@ -283,22 +283,28 @@ async def test_very_many_texts_at_which_the_server_fails_delay_the_others_by_few
     assert fake.stats.requests < 160
 
 
-async def test_an_outage_while_failing_texts_are_looked_for_makes_no_text_fail_alone(fake: FakeOpenAI) -> None:
+@pytest.mark.parametrize("outage", ["errors", "silence"])
+async def test_an_outage_while_failing_texts_are_looked_for_makes_no_text_fail_alone(
+    fake: FakeOpenAI, outage: str
+) -> None:
+    """Each part was halved at its first failure, down to hundreds of requests of one text, which were tried until the
+    deadline; and where the server was silent, one after the other for minutes beyond it."""
     fake.faults.poison, fake.faults.poison_status = "poison", 503
-    texts = [f"poison {n}" if n % 10 < 3 else f"passage {n}" for n in range(64)]
+    texts = [f"poison {n}" if n % 10 < 3 else f"passage {n}" for n in range(256)]
     requests: list[str] = []
 
     def outage_from_the_sixth_on(outcome: str, _: float) -> None:
         requests.append(outcome)
         if len(requests) == 6:
-            fake.faults.errors = 100_000
+            setattr(fake.faults, "errors" if outage == "errors" else "hang", 100_000)
 
-    async with connected(fake, patience=1) as embedder:
+    async with connected(fake, patience=1, timeout_seconds=0.5) as embedder:
         embedder.on_request = outage_from_the_sixth_on
         with pytest.raises(Retryable) as caught:
-            await embedder.embed_documents(texts)
+            async with asyncio.timeout(20):
+                await embedder.embed_documents(texts)
         assert not caught.value.alone
-        assert len(requests) > 6, "the outage came while parts were tried"
+        assert 6 < len(requests) < 300, "the outage came while parts were tried"
 
 
 async def test_a_text_that_failed_alone_does_not_fail_alone_in_an_outage(fake: FakeOpenAI) -> None:
