@@ -139,7 +139,7 @@ function createCard({ question, turns = [] }, close, cancel) {
     done(draft, done, showPassages) {
       const words = done.answer ?? draft.text;
       const { ranges, missing } = locateSentences(words, done.unsupported);
-      const cited = new Set([...draft.cited, ...(done.citations ?? []).map((citation) => citation.n)]);
+      const cited = new Set([...(done.model ? draft.cited : []), ...(done.citations ?? []).map((citation) => citation.n)]);
       const noInformation = done.relevant === false;
       const newNotes = (done.notes ?? []).filter((note) => !draft.notes.includes(note));
       showAll = () => showPassages(draft.passages, draft);
