@@ -38,7 +38,7 @@ MEANING: Mapping[Kind, str] = {
     "missing": "a desired chunk is not in the store",
     "orphan": "the store holds a surplus chunk of a known document",
     "unknown_document": "the store holds chunks of a document that is deleted, withdrawn or unknown",
-    "wrong_access": "the store's copy of the tenant or of the access tags is not the ledger's",
+    "wrong_access": "the store's tenant or access tags are not the ledger's",
     "wrong_text": "the store's text is not the one that the manifest cuts from the body",
     "wrong_entry": "another field of the keyword entry is not the ledger's",
     "ahead": "the entry's version is above every number that the ledger drew for the document",
