@@ -198,11 +198,9 @@ class _Answering:
             return
         documents: set[UUID] = set()
         if answer.relevant or self.is_revoked:  # else the text is always the same
-            documents |= {p.result.passage.document_id for p in self.context.passages} | self.understood.documents
             # Or at least began to: a client may hold the beginning that was streamed for the answer.
             model_wrote = answer.model is not None or answer.degraded or self.is_revoked
-            if model_wrote and self.material.history is not None:  # it may repeat parts of the history
-                documents |= self.material.history.documents
+            documents = self._documents(history=model_wrote)  # of which it may repeat parts
         try:
             await record_provenance(pool, self.caller.tenant, self.id, documents)
         except PenstockError as error:
@@ -313,10 +311,14 @@ class _Answering:
         """Looks at the access to all that the model reads; None: it is not looked at again."""
         if self.identify is None or (pool := self.answers._pool) is None:
             return None
+        return StillReadable(pool, self.identify, self._documents(history=True))
+
+    def _documents(self, *, history: bool) -> set[UUID]:
+        """The documents of the context and of earlier turns. history: also those of a document's history."""
         documents = {p.result.passage.document_id for p in self.context.passages} | self.understood.documents
-        if self.material.history is not None:
+        if history and self.material.history is not None:
             documents |= self.material.history.documents
-        return StillReadable(pool, self.identify, documents)
+        return documents
 
     def _messages(self) -> list[Message]:
         today = datetime.now(UTC).date()
