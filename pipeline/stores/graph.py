@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import LiteralString
 
 import structlog
@@ -98,12 +98,11 @@ async def graphs(connection: Connection, generation: Generation) -> dict[str, Gr
 
 async def has_waiting_index(connection: Connection, generation: Generation) -> bool:
     """Whether rows that wait can be found. Without that index none waits: it is made before the graph is."""
-    cursor = await connection.execute(
+    return await _holds(
+        connection,
         "SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass(%s) AND indisvalid)",
         [f'"{generation.chunk_table}_waiting"'],
     )
-    row = await cursor.fetchone()
-    return bool(row and row[0])
 
 
 async def waiting(connection: Connection, generation: Generation, *, most: int) -> int:
@@ -200,35 +199,39 @@ async def move(connection: Connection, generation: Generation, *, limit: int) ->
 
 async def is_building(connection: Connection, generation: Generation) -> bool:
     """Whether an index on the table is being built, as far as this role may see."""
-    cursor = await connection.execute(
+    return await _holds(
+        connection,
         "SELECT EXISTS (SELECT FROM pg_stat_progress_create_index WHERE relid = to_regclass(%s))",
         [f'"{generation.chunk_table}"'],
     )
-    row = await cursor.fetchone()
-    return bool(row and row[0])
 
 
 async def is_vacuumed(connection: Connection, generation: Generation) -> bool:
     """Whether the generation's graph is being vacuumed. The locks show it to every role; the view of its progress does
     not."""
-    cursor = await connection.execute(
+    return await _holds(
+        connection,
         "SELECT EXISTS (SELECT FROM pg_locks t JOIN pg_locks g USING (database, pid)"
         " JOIN pg_database d ON d.oid = database AND d.datname = current_database()"
         " WHERE t.relation = to_regclass(%s) AND t.mode = 'ShareUpdateExclusiveLock' AND t.granted"
         " AND g.relation = to_regclass(%s) AND g.mode = 'RowExclusiveLock')",
         [f'"{generation.chunk_table}"', f'"{own_name(generation)}"'],
     )
-    row = await cursor.fetchone()
-    return bool(row and row[0])
 
 
 async def may_build(connection: Connection, generation: Generation) -> bool:
     """Whether this role may create and drop the table's indexes (deploy/roles: a worker may not)."""
-    cursor = await connection.execute(
+    return await _holds(
+        connection,
         "SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')"
         " FROM pg_class c WHERE c.oid = to_regclass(%s)",
         [f'"{generation.chunk_table}"'],
     )
+
+
+async def _holds(connection: Connection, statement: LiteralString, values: Sequence[str]) -> bool:
+    """Whether what a statement selects is true; without a row it is not."""
+    cursor = await connection.execute(statement, values)
     row = await cursor.fetchone()
     return bool(row and row[0])
 
