@@ -41,7 +41,7 @@ def test_destructive_statements_are_recognised() -> None:
         "ALTER TABLE documents ADD COLUMN tier text NOT NULL DEFAULT 'plain', ADD COLUMN other text;",
         "CREATE TABLE things (id bigint NOT NULL);",
         "-- DROP TABLE things;",
-        "CREATE TRIGGER told AFTER DELETE OR TRUNCATE ON things FOR EACH STATEMENT EXECUTE FUNCTION tell();",
+        "CREATE TRIGGER changed AFTER DELETE OR TRUNCATE ON things FOR EACH STATEMENT EXECUTE FUNCTION notify();",
         "DROP VIEW IF EXISTS readers.things; CREATE VIEW readers.things AS SELECT 1;",
     ):
         assert not destructive_parts(statement), statement
