@@ -65,6 +65,17 @@ async def service_over(
         yield client, service
 
 
+async def events_of(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """The names and data of an answer's events, as a browser reads them."""
+    name = ""
+    async for line in answer.aiter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
 def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
     """A file of API keys: by name, ``key`` in clear and the entry's other fields."""
     lines = []

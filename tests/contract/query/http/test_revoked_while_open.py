@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -23,8 +23,9 @@ from query.preview.preview import Previews
 from query.service import Service
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
-from tests.support.query.http_kit import as_, problem, service_over
+from tests.support.query.http_kit import as_, events_of, problem, service_over
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -95,14 +96,19 @@ async def put(library: Library, tenant: str, *, alone: bool = False) -> Any:
     return made
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    name = ""
-    async for line in answer.aiter_lines():
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            yield name, json.loads(value)
+async def begun(chat: FakeChat, request: Awaitable[httpx.Response]) -> asyncio.Future[httpx.Response]:
+    """Send a request, and return its response to come once a model works on it."""
+    response = asyncio.ensure_future(request)
+    await until(lambda: chat.stats.open, within_seconds=20, every_seconds=0.005)
+    return response
+
+
+def assert_replaced(answer: dict[str, Any]) -> None:
+    """The answer quotes what may still be read, and says why."""
+    assert answer["model"] is None, answer
+    assert not {"pilot", "zebra"} & set(answer["answer"].split())
+    assert [cited["external_id"] for cited in answer["citations"]] == ["museum.md"]
+    assert REVOKED in answer["notes"]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -116,7 +122,7 @@ async def test_a_streamed_answer_ends_soon_after_a_passage_behind_it_may_not_be_
     async with client.stream(
         "POST", "/v1/answers", json={**QUESTION, "stream": True}, headers=as_("ann", tenant)
     ) as answer:
-        async for name, data in events(answer):
+        async for name, data in events_of(answer):
             if name == "delta":
                 streamed += data["text"]
                 if since is None and "pilot" in streamed:
@@ -139,16 +145,9 @@ async def test_an_answer_of_one_response_has_nothing_of_a_passage_that_may_not_b
     client, _ = serving
     made = await put(library, tenant)
     chat.faults.token_seconds = 0.02
-    response = asyncio.create_task(client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
-    async with asyncio.timeout(20):
-        while not chat.stats.open:
-            await asyncio.sleep(0.005)
+    response = await begun(chat, client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
     await loss(library, tenant, made)
-    answer = (await response).json()
-    assert answer["model"] is None, answer
-    assert not {"pilot", "zebra"} & set(answer["answer"].split())
-    assert [cited["external_id"] for cited in answer["citations"]] == ["museum.md"]
-    assert REVOKED in answer["notes"]
+    assert_replaced((await response).json())
 
 
 @pytest.mark.parametrize("fault", ["cut", "unfinished"])
@@ -159,16 +158,11 @@ async def test_a_model_that_fails_is_replaced_by_no_passage_that_may_not_be_read
     made = await put(library, tenant)
     chat.faults.token_seconds = 0.04
     setattr(chat.faults, fault, 1)
-    response = asyncio.create_task(client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
-    async with asyncio.timeout(20):
-        while not chat.stats.open:
-            await asyncio.sleep(0.005)
+    response = await begun(chat, client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
     await left_the_group(library, tenant, made)
     answer = (await response).json()
-    assert (answer["model"], answer["degraded"]) == (None, True), answer
-    assert not {"pilot", "zebra"} & set(answer["answer"].split())
-    assert [cited["external_id"] for cited in answer["citations"]] == ["museum.md"]
-    assert REVOKED in answer["notes"]
+    assert answer["degraded"], answer
+    assert_replaced(answer)
 
 
 async def test_the_conversation_repeats_no_answer_that_was_replaced_while_it_was_written(
@@ -182,7 +176,7 @@ async def test_the_conversation_repeats_no_answer_that_was_replaced_while_it_was
     async with client.stream(
         "POST", "/v1/answers", json={**QUESTION, "stream": True}, headers=as_("ann", tenant)
     ) as answer:
-        async for name, data in events(answer):
+        async for name, data in events_of(answer):
             streamed += data["text"] if name == "delta" else ""
             if name == "delta" and "pilot" in streamed and not done:
                 await revoked(library, tenant, made)
@@ -208,10 +202,7 @@ async def test_an_answer_without_a_ledger_at_its_end_is_an_error(
     async def away(*_: Any, **__: Any) -> Any:
         raise Retryable("Postgres is away", service="postgres")
 
-    response = asyncio.create_task(client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
-    async with asyncio.timeout(20):
-        while not chat.stats.open:
-            await asyncio.sleep(0.005)
+    response = await begun(chat, client.post("/v1/answers", json=QUESTION, headers=as_("ann", tenant)))
     monkeypatch.setattr(type(service.search), "identify", away)
     assert (await response).status_code == 503
 
@@ -261,10 +252,7 @@ async def test_a_question_that_a_model_rewrote_for_seconds_is_searched_with_the_
     made = await put(library, tenant)
     chat.faults.rewrite, chat.faults.token_seconds = QUESTION["question"], 0.3
     body = {"question": "And when does it open?", "turns": [{"question": "Where is the harbour?"}], "stream": True}
-    response = asyncio.create_task(client.post("/v1/answers", json=body, headers=as_("ann", tenant)))
-    async with asyncio.timeout(20):
-        while not chat.stats.open:
-            await asyncio.sleep(0.005)
+    response = await begun(chat, client.post("/v1/answers", json=body, headers=as_("ann", tenant)))
     await left_the_group(library, tenant, made)
     answer = (await response).text
     assert "museum.md" in answer
@@ -279,16 +267,14 @@ async def test_a_tool_keeps_no_answer_from_a_passage_that_may_not_be_read_at_its
     made = await put(library, tenant)
     chat.faults.token_seconds = 0.02
     call = {"name": "standing_keep", "arguments": {"question": QUESTION["question"]}}
-    response = asyncio.create_task(
+    response = await begun(
+        chat,
         client.post(
             "/mcp",
             json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
             headers={**as_("ann", tenant), "Accept": "application/json, text/event-stream"},
-        )
+        ),
     )
-    async with asyncio.timeout(20):
-        while not chat.stats.open:
-            await asyncio.sleep(0.005)
     await left_the_group(library, tenant, made)
     kept = (await response).json()["result"]["structuredContent"]
     assert "museum" in kept["answer"]

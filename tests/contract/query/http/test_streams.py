@@ -22,7 +22,7 @@ from query.service import Service
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
 from tests.support.processes import run_penstock
-from tests.support.query.http_kit import as_, bearer, service_over
+from tests.support.query.http_kit import as_, bearer, events_of, service_over
 from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -50,17 +50,6 @@ def model(chat: FakeChat) -> ChatSettings:
     return ChatSettings(base_url=chat.url, model=chat.model, timeout_seconds=30)
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """As a browser reads them."""
-    name = ""
-    async for line in answer.aiter_lines():
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            yield name, json.loads(value)
-
-
 def metric_value(service: Service, name: str) -> float:
     return service.metrics.registry.get_sample_value(f"penstock_query_{name}") or 0
 
@@ -76,7 +65,7 @@ async def test_an_answer_is_available_as_an_event_stream_and_as_one_response(lib
         async with client.stream("POST", "/v1/answers", json=STREAMED, headers=as_("ann")) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["cache-control"] == "no-store"
-            streamed = [event async for event in events(answer)]
+            streamed = [event async for event in events_of(answer)]
         names = [name for name, _ in streamed]
         assert (names[0], names[-1]) == ("sources", "done")
         assert {"delta", "citation"} == set(names[1:-1])
@@ -173,7 +162,7 @@ async def test_stopping_the_query_service_ends_its_open_streams_in_bounded_time(
             assert (ready.status_code, ready.text) == (200, "degraded: model\n")
             request = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=own)
             async with request as answer:
-                stream = events(answer)
+                stream = events_of(answer)
                 assert (await anext(stream))[0] == "sources"
                 stopping = asyncio.create_task(asyncio.to_thread(stack.stop_query))
                 with suppress(httpx.HTTPError):  # cut in the middle of a piece, or tidily after one
