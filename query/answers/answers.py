@@ -22,6 +22,7 @@ from pipeline.core.normalise import clean
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stores.postgres import Pool
 from query.access.callers import Caller
+from query.access.still_readable import Identify, Lost, StillReadable
 from query.answers.chat import Backoff, Chat, End, TooSlow
 from query.answers.context import Context, build, room_for_passages
 from query.answers.model import (
@@ -39,7 +40,6 @@ from query.answers.model import (
 from query.answers.prompt import Message, ask, new_key
 from query.answers.quotations import quotations
 from query.answers.review import enqueue
-from query.answers.still_readable import Identify, Lost, StillReadable
 from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
 from query.answers.understanding import Understanding, Understood
 from query.answers.writing import AnswerSanitizer, Findings

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from query.access.callers import Caller
-from query.answers.still_readable import Lost, StillReadable
+from query.access.still_readable import Lost, StillReadable
 from query.http.audit_trail import note
 from query.http.dependencies import Authenticated, Serving, caller_now, release_search
 from query.http.schemas import PreviewRequest, PreviewResponse

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from pipeline.core.errors import Misconfigured, Retryable
+from query.access import still_readable
 from query.access.callers import Caller
-from query.answers import still_readable
-from query.answers.still_readable import StillReadable
+from query.access.still_readable import StillReadable
 
 
 @pytest.mark.parametrize("kind", [Retryable, Misconfigured])

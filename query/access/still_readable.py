@@ -1,5 +1,5 @@
-"""Whether the caller of an answer may still read what it is made from. A model writes for up to a minute, and what is
-revoked meanwhile is not repeated to its end."""
+"""Whether a caller may still read what its answer, or the report of its preview, is made from. Both take up to a minute
+or more, and what is revoked meanwhile is not repeated to their end."""
 
 from __future__ import annotations
 
