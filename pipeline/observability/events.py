@@ -40,6 +40,7 @@ LogEvent = Literal[
     "document_set_aside",
     "drop_folder_delayed",
     "drop_folder_problem_reported",
+    "embedding_requests_made_smaller",
     "evaluation_crashed",
     "evaluation_failed",
     "evaluation_not_installed",

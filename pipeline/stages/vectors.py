@@ -20,7 +20,7 @@ from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
 from pipeline.core.titles import EmbeddedChunk, embedded_title, embedding_texts
-from pipeline.embedding.pace import Alone
+from pipeline.embedding.failures import Alone
 from pipeline.embedding.port import Models, Vectors
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import builds, work

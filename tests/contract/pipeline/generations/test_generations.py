@@ -15,7 +15,7 @@ import pytest
 from cli.setup import prepare
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import EmbeddingService, Generation
-from pipeline.embedding.pace import ThrottledAlone
+from pipeline.embedding.failures import ThrottledAlone
 from pipeline.embedding.port import Embedded
 from pipeline.generations import lifecycle
 from pipeline.generations.building import connect

@@ -20,7 +20,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.choose import token_counter
-from pipeline.embedding.pace import Alone
+from pipeline.embedding.failures import Alone
 from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.kafka.producer import Stored
 from pipeline.ledger import generations, work

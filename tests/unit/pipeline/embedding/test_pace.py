@@ -8,7 +8,8 @@ import time
 import pytest
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from pipeline.embedding.pace import Alone, Pace, Place, Throttled, ThrottledAlone
+from pipeline.embedding.failures import Alone, ThrottledAlone
+from pipeline.embedding.pace import Pace, Place, Throttled
 
 
 def deadline_in(seconds: float = 5.0) -> float:

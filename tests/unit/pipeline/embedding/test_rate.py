@@ -14,7 +14,8 @@ import pytest
 from bench.embedding_client import Bucket, Window
 from pipeline.core.errors import Retryable
 from pipeline.embedding import pace as module
-from pipeline.embedding.pace import Pace, Place, Rate, Throttled
+from pipeline.embedding.pace import Pace, Place, Throttled, TooLarge
+from pipeline.embedding.rate import GROWTH, SHRINK_REFUSALS, SHRINK_SECONDS, Rate, RequestSize
 
 LATENCY = 0.05
 SECONDS = 120.0
@@ -190,3 +191,70 @@ def test_only_a_retry_after_of_less_than_a_second_is_taken_as_the_cost_of_one_re
     of_whole_seconds.refused(0.1, 1.1, retry_after=1.0)
     of_whole_seconds.start(1.1, 1_000)
     assert of_whole_seconds.next(1.1) == 1.1
+
+
+@pytest.mark.parametrize("whole_seconds", [True, False])
+def test_requests_become_small_enough_for_a_limit_of_tokens_a_minute(loop: SimulatedLoop, whole_seconds: bool) -> None:
+    """Of 30,000 tokens a minute, a request of 57,000 was never answered: a first load stood still."""
+    of, bucket = pace(), Bucket(30_000 / 60, room=60.0)
+    began, answered = loop.now, list[tuple[float, int]]()
+
+    async def caller() -> None:
+        while loop.now < began + 3_600:
+            size = int(min(57_000, of.most))
+
+            async def request(_place: Place, size: int = size) -> None:
+                if wait := bucket.take(size, loop.now):
+                    raise Throttled("429", retry_after=math.ceil(wait) if whole_seconds else wait)
+                answered.append((loop.now, size))
+                await asyncio.sleep(LATENCY)
+
+            try:
+                await of.run(request, size=size, deadline=loop.now + 20, divisible=True)
+            except TooLarge:
+                pass
+            except Retryable as away:
+                await asyncio.sleep(away.retry_after or 0.0)
+
+    async def callers() -> None:
+        await asyncio.gather(*(caller() for _ in range(4)))
+
+    loop.run_until_complete(callers())
+    assert answered[0][0] - began < 300
+    last = [size for at, size in answered if at >= began + 600]
+    assert sum(last) >= 0.6 * 30_000 * 50
+    assert max(last) <= 30_000
+
+
+def test_a_server_that_refuses_everything_for_less_than_a_minute_is_sent_requests_of_the_same_size() -> None:
+    size = RequestSize()
+    for second in range(int(SHRINK_SECONDS)):
+        assert not size.refused(50_000, sent=second, now=second + 0.1)
+    size.answered(20)
+    assert not size.refused(50_000, sent=SHRINK_SECONDS, now=SHRINK_SECONDS + 1)
+    assert size.most == math.inf
+
+
+def test_refusals_of_requests_that_ran_at_once_make_no_request_smaller() -> None:
+    size = RequestSize()
+    assert not size.refused(50_000, sent=0.0, now=0.1)
+    for _ in range(2 * SHRINK_REFUSALS):
+        assert not size.refused(50_000, sent=0.05, now=2 * SHRINK_SECONDS)
+    for second in range(SHRINK_REFUSALS - 2):
+        assert not size.refused(50_000, sent=2 * SHRINK_SECONDS + second, now=2 * SHRINK_SECONDS + second + 0.5)
+    assert size.refused(50_000, sent=3 * SHRINK_SECONDS, now=3 * SHRINK_SECONDS + 0.5)
+    assert size.most == 25_000
+
+
+def test_a_size_that_was_learned_in_an_outage_is_forgotten_after_it() -> None:
+    size, second = RequestSize(), 0.0
+    while size.most > 300:
+        second += 10
+        size.refused(int(min(size.most, 100_000)), sent=second, now=second + 1)
+    answers = 0
+    while size.most < 100_000:
+        size.answered(int(size.most))
+        answers += 1
+    assert answers <= math.log(100_000 / 150) / math.log(GROWTH) + 1
+    size.answered(20)
+    assert size.most < 110_000, "small requests say nothing of large ones"
