@@ -13,8 +13,9 @@ import numpy as np
 from pydantic_core import to_json
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
+from pipeline.embedding.failures import Alone
 from pipeline.embedding.http import Endpoint
-from pipeline.embedding.pace import Alone, Pace, Place, Probe
+from pipeline.embedding.pace import Pace, Place, Probe, TooLarge
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.responses import Answer, Rejected, failure, outcome, read
 from pipeline.embedding.tokens import Tokens
@@ -48,6 +49,8 @@ class _Call:
     """One embed call's results so far. What has arrived stays, whatever fails afterwards."""
 
     texts: list[str]
+    sizes: list[int]
+    """Tokens."""
     deadline: float
     vectors: Vectors
     refused: dict[int, str] = field(default_factory=dict)
@@ -98,11 +101,9 @@ class OpenAIEmbedder:
         fitted, sizes, truncated = await self._fitted([self.document_prefix + texts[i] for i in keep])
         if truncated:
             self.on_truncated(truncated)
-        call = self._call(fitted, self._patience)
-        missing = self._take_cached(call)
-        batches = batched([sizes[n] for n in missing], self._settings.batch_inputs, self._settings.batch_tokens)
+        call = self._call(fitted, sizes, self._patience)
         try:
-            await self._all(call, [[missing[n] for n in batch] for batch in batches])
+            await self._all(call, self._batches(call, self._take_cached(call)))
         except PenstockError as error:
             self._cache(call)
             if isinstance(error, Alone):
@@ -119,8 +120,8 @@ class OpenAIEmbedder:
         keep, refused = triage([text])
         if refused:
             return only_row(Embedded(self._zeros(1), refused))
-        fitted, _, _ = await self._fitted([self.query_prefix + text])
-        call = self._call(fitted, min(self._patience, QUERY_PATIENCE_SECONDS))
+        fitted, sizes, _ = await self._fitted([self.query_prefix + text])
+        call = self._call(fitted, sizes, min(self._patience, QUERY_PATIENCE_SECONDS))
         await self._batch(call, keep)
         self.on_question(call.tokens, self._price(call.tokens))
         return only_row(Embedded(call.vectors, call.refused))
@@ -131,8 +132,14 @@ class OpenAIEmbedder:
     def _price(self, tokens: int) -> float:
         return tokens * self._settings.price_per_million_tokens / 1_000_000
 
-    def _call(self, texts: list[str], patience: float) -> _Call:
-        return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))
+    def _call(self, texts: list[str], sizes: list[int], patience: float) -> _Call:
+        return _Call(texts, sizes, time.monotonic() + patience, self._zeros(len(texts)))
+
+    def _batches(self, call: _Call, indexes: list[int]) -> list[list[int]]:
+        """Divide these among requests within the limits of the settings, and those that the server showed."""
+        most_tokens = min(self._settings.batch_tokens, self._pace.most)
+        batches = batched([call.sizes[index] for index in indexes], self._settings.batch_inputs, most_tokens)
+        return [[indexes[place] for place in batch] for batch in batches]
 
     def _take_cached(self, call: _Call) -> list[int]:
         """Fill in the vectors that an earlier call has cached; return the indexes that are missing."""
@@ -184,11 +191,19 @@ class OpenAIEmbedder:
         """Embed these, halving what the server rejects, or fails at while it answers others, down to the texts that are
         at fault."""
         try:
-            texts = [call.texts[index] for index in indexes]
+            several = len(indexes) > 1
             # A part of several texts is halved at its first failure: three tries at each size would keep the others.
             answer = await self._ask(
-                texts, call.deadline, probe=partial(self._probe, call), suspect=suspect and len(indexes) > 1
+                [call.texts[index] for index in indexes],
+                sum(call.sizes[index] for index in indexes),
+                call.deadline,
+                probe=partial(self._probe, call),
+                suspect=suspect and several,
+                divisible=several,
             )
+        except TooLarge:
+            await self._all(call, self._batches(call, indexes), suspect=suspect)
+            return
         except Rejected as rejected:
             await self._prove(call)
             if len(indexes) == 1:
@@ -232,7 +247,7 @@ class OpenAIEmbedder:
             if call.proven:
                 return
             try:
-                answer = await self._ask([PROBE], max(call.deadline, time.monotonic() + QUERY_PATIENCE_SECONDS))
+                answer = await self._ask([PROBE], 1, max(call.deadline, time.monotonic() + QUERY_PATIENCE_SECONDS))
             except Rejected as rejected:
                 raise Misconfigured(
                     f"the embedding server {self._host} rejects every text ({rejected.status}: {rejected.message}): "
@@ -252,17 +267,25 @@ class OpenAIEmbedder:
         call.tokens += (await self._measured(self._body([PROBE]), 1, place)).tokens
 
     async def _ask(
-        self, texts: list[str], deadline: float, *, probe: Probe | None = None, suspect: bool = False
+        self,
+        texts: list[str],
+        tokens: int,
+        deadline: float,
+        *,
+        probe: Probe | None = None,
+        suspect: bool = False,
+        divisible: bool = False,
     ) -> Answer:
-        size, inputs = sum(map(len, texts)), len(texts)
+        inputs = len(texts)
         body = self._body(texts)  # before there is a place: a megabyte takes a millisecond
         return await self._pace.run(
             lambda place: self._measured(body, inputs, place),
-            size=size,
+            size=tokens,
             deadline=deadline,
             of=body,
             probe=probe,
             suspect=suspect,
+            divisible=divisible,
         )
 
     def _body(self, texts: list[str]) -> bytes:
@@ -308,7 +331,7 @@ def _key(settings: EmbeddingSettings) -> str:
     )
 
 
-def batched(sizes: Sequence[int], most_inputs: int, most_tokens: int) -> list[list[int]]:
+def batched(sizes: Sequence[int], most_inputs: int, most_tokens: float) -> list[list[int]]:
     """Indexes, in order, in groups within both limits (a text larger than a limit stands alone)."""
     batches: list[list[int]] = []
     filled = 0

@@ -41,6 +41,8 @@ class Faults(faults.Faults):
     poison: str | None = None
     """poison_status for a request with a text that contains this."""
     poison_status: int = 400
+    tokens_per_minute: int | None = None
+    """429 for a request with more tokens, whenever it comes."""
     nan: str | None = None
     """Texts that contain this get a vector of NaN."""
     endless: int = 0
@@ -141,6 +143,9 @@ class FakeOpenAI(Fake[Faults, Stats]):
             raise Refusal(400, f"maximum input length is {MAX_INPUT_TOKENS} tokens.")
         if sum(counts) > MAX_REQUEST_TOKENS:
             raise Refusal(400, f"maximum is {MAX_REQUEST_TOKENS} tokens a request.", kind="max_tokens_per_request")
+        limit = self.faults.tokens_per_minute
+        if limit is not None and sum(counts) > limit:
+            raise Refusal(429, f"Limit {limit}, requested {sum(counts)}.", kind="tokens", code="rate_limit_exceeded")
 
     def _rows(self, texts: list[str], dimensions: int, encoding_format: str, tokens: int) -> web.Response:
         dimensions = self.faults.wrong_dimensions or dimensions

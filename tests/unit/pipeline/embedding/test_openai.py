@@ -14,9 +14,10 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
+from pipeline.embedding import rate
+from pipeline.embedding.failures import Alone
 from pipeline.embedding.http import Endpoint
 from pipeline.embedding.openai import OpenAIEmbedder
-from pipeline.embedding.pace import Alone
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.runtime.settings import EmbeddingSettings
 from tests.fakes.openai import FakeOpenAI, Faults
@@ -269,6 +270,24 @@ async def test_texts_at_which_the_server_always_fails_hold_up_no_other_although_
         fake.faults.poison = None
         assert (await vectors_of(embedder, texts)).any(axis=1).all()
     assert {text[:8] for text in fake.stats.repeated} <= {"penstock"}
+
+
+async def test_texts_are_embedded_although_a_minutes_limit_of_tokens_is_less_than_all_of_them(
+    fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request was answered, however long it waited; a batch of documents was halved after ten tries, and the next
+    batch again."""
+    monkeypatch.setattr(rate, "SHRINK_SECONDS", 0.1)
+    fake.faults.throttle_headers = {"retry-after-ms": "10"}
+    fake.faults.tokens_per_minute = 100
+    assert sum(byte_pairs().count(TEXTS)) > 200
+    async with connected(fake, patience=30) as embedder:
+        await vectors_of(embedder, TEXTS)
+        statuses = fake.stats.statuses
+        refused = statuses["429"]
+        await vectors_of(embedder, [f"{text}, once more" for text in TEXTS[:16]])
+        assert statuses["429"] == refused, "what was learned is kept"
+    assert fake.stats.most_tokens <= 100
 
 
 async def test_very_many_texts_at_which_the_server_fails_delay_the_others_by_few_requests(fake: FakeOpenAI) -> None:
