@@ -1,4 +1,4 @@
-"""Which requests fail by their own fault: those that fail again and again while others are answered. Pure."""
+"""Decides which requests fail by their own fault: those that fail again and again while others are answered. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the limits of a server allow: how soon the next request may start, and how much it may carry. Pure."""
+"""Learns what the limits of a server allow: how soon the next request may start, and how much it may carry. Pure."""
 
 from __future__ import annotations
 

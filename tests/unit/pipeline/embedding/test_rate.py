@@ -195,7 +195,7 @@ def test_only_a_retry_after_of_less_than_a_second_is_taken_as_the_cost_of_one_re
 
 @pytest.mark.parametrize("whole_seconds", [True, False])
 def test_requests_become_small_enough_for_a_limit_of_tokens_a_minute(loop: SimulatedLoop, whole_seconds: bool) -> None:
-    """Of 30,000 tokens a minute, a request of 57,000 was never answered: a first load stood still."""
+    """With a limit of 30,000 tokens a minute, a request of 57,000 was never answered: a first load stood still."""
     of, bucket = pace(), Bucket(30_000 / 60, room=60.0)
     began, answered = loop.now, list[tuple[float, int]]()
 
