@@ -613,6 +613,32 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(
             assert (len(results), used) == (30, "sketched")
 
 
+async def test_a_scan_is_chosen_by_the_rows_of_a_few_of_many_documents(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To count all of 100,000 readable rows took longer than the walk that the count was to spare."""
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.accept(
+            *(document(f"long-{n}", "x", acl_tags=["long"]) for n in range(10)),
+            *(document(f"short-{n}", "x", acl_tags=["short"]) for n in range(12)),
+        )
+        await library.execute(
+            "INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding)"
+            " SELECT gen_random_uuid(), d.id, d.access_id, '', array_fill(0.1, ARRAY[%s::int])::vector::halfvec"
+            " FROM documents d, generate_series(1, CASE WHEN d.external_id LIKE 'long%%' THEN 100 ELSE 1 END)",
+            DIMENSIONS,
+        )
+        await library.execute("ANALYZE chunks_g1, documents")
+        async with library.pool.connection() as connection:
+            for name, scan in (("long", "graph"), ("short", "sketched")):
+                caller = await library.caller("acme", name)
+                query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
+                for few in (4, 1_000):
+                    monkeypatch.setattr(vectors, "FEW_DOCUMENTS", few)
+                    tuning = Tuning(always_exact_rows=200)
+                    assert await vectors.choose_scan(connection, query, limit=1, tuning=tuning) == scan
+
+
 async def test_a_search_while_the_graph_of_a_large_table_is_built_neither_fails_nor_reads_the_table(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
