@@ -470,6 +470,7 @@ async def test_a_locked_ledger_delays_the_choice_of_mode_only_briefly(
     async with library.pool.connection() as holding:
         await holding.execute("LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE")
         task = asyncio.create_task(gather(library, caller))
+        task.add_done_callback(lambda _: given_up.set())  # also where no connection was free in time
         await given_up.wait()
         await holding.rollback()
     response = await task
