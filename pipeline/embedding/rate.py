@@ -98,7 +98,8 @@ def _shorter(learned: float, measured: float) -> float:
 
 
 SHRINK_SECONDS = 60.0
-"""Limits are counted by the minute at most: what is refused for longer, while nothing is answered, is too large."""
+"""Limits are counted by the minute at most: what is refused for longer, while nothing as large is answered, is too
+large."""
 SHRINK_REFUSALS = 3
 """The least number of refusals, one after another, before a request counts as too large."""
 GROWTH = 1.05
@@ -107,8 +108,8 @@ outage is doubled by fourteen answers."""
 
 
 class RequestSize:
-    """The most that one request may carry: no limit until a server answers nothing for a minute. A limit per minute
-    that is smaller than a request refuses it whenever it comes, so that waiting alone never helps."""
+    """The most that one request may carry: no limit until a server has refused all large ones for a minute. A limit per
+    minute that is smaller than a request refuses it whenever it comes, so that waiting alone never helps."""
 
     def __init__(self) -> None:
         self.most = inf
@@ -118,7 +119,8 @@ class RequestSize:
         self._refusals = 0
 
     def answered(self, size: int) -> None:
-        self._forget()
+        if size >= self._smallest_refused:
+            self._forget()
         if size * 2 > self.most:
             self.most *= GROWTH
 

@@ -226,13 +226,15 @@ def test_requests_become_small_enough_for_a_limit_of_tokens_a_minute(loop: Simul
     assert max(last) <= 30_000
 
 
-def test_a_server_that_refuses_everything_for_less_than_a_minute_is_sent_requests_of_the_same_size() -> None:
+@pytest.mark.parametrize(("answered", "most"), [(50_000, math.inf), (49_999, 25_000)])
+def test_requests_become_smaller_when_none_as_large_was_answered_for_a_minute(answered: int, most: float) -> None:
+    """Small requests are answered beside large ones that never are."""
     size = RequestSize()
     for second in range(int(SHRINK_SECONDS)):
         assert not size.refused(50_000, sent=second, now=second + 0.1)
-    size.answered(20)
-    assert not size.refused(50_000, sent=SHRINK_SECONDS, now=SHRINK_SECONDS + 1)
-    assert size.most == math.inf
+    size.answered(answered)
+    assert size.refused(50_000, sent=SHRINK_SECONDS, now=SHRINK_SECONDS + 1) == (most < 50_000)
+    assert size.most == most
 
 
 def test_refusals_of_requests_that_ran_at_once_make_no_request_smaller() -> None:
