@@ -132,12 +132,11 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
                 WHERE d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) {filters}
                 LIMIT %(documents)s + 1
             ), few AS MATERIALIZED (SELECT id FROM mine ORDER BY id LIMIT %(few)s)
-            SELECT readable <= %(documents)s AND rows * readable / greatest(1, least(readable, %(few)s)) <= %(rows)s
-            FROM (SELECT count(*) FROM mine) mine (readable), (
+            SELECT (SELECT count(*) FROM mine) <= %(documents)s AND (
                 SELECT count(*) FROM (
                     SELECT FROM few JOIN {chunks} c ON c.document_id = few.id LIMIT %(rows)s + 1
                 ) counted
-            ) few (rows)
+            ) * (SELECT greatest(1, count(*) / %(few)s::float8) FROM mine) <= %(rows)s
             """
         ).format(chunks=sql.Identifier(query.generation.chunk_table), filters=conditions(query.filters)),
         {
