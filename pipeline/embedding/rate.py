@@ -101,7 +101,8 @@ SHRINK_SECONDS = 60.0
 """Limits are counted by the minute at most: what is refused for longer, while nothing as large is answered, is too
 large."""
 SHRINK_REFUSALS = 3
-"""The least number of refusals, one after another, before a request counts as too large."""
+"""The least number of refusals, one after another, before a request counts as too large. They suffice where requests
+were too large before and none as large has been answered since."""
 GROWTH = 1.05
 """The factor by which requests grow after each answer to one of nearly the largest size: a size that was halved in an
 outage is doubled by fourteen answers."""
@@ -113,16 +114,19 @@ class RequestSize:
 
     def __init__(self) -> None:
         self.most = inf
+        self._largest_answered = 0
+        """Since a size that had been answered before became too large."""
         self._smallest_refused = inf
         self._refused_since = inf
         self._counted_at = -inf
         self._refusals = 0
 
     def answered(self, size: int) -> None:
+        self._largest_answered = max(self._largest_answered, size)
         if size >= self._smallest_refused:
             self._forget()
         if size * 2 > self.most:
-            self.most *= GROWTH
+            self.most = max(self.most, min(self.most * GROWTH, self._smallest_refused))
 
     def refused(self, size: int, *, sent: float, now: float) -> bool:
         """A request of this size, which started at ``sent``, was refused. Return whether requests are to be smaller
@@ -132,9 +136,13 @@ class RequestSize:
         if sent >= self._counted_at:
             self._counted_at = now
             self._refusals += 1
-        if self._refusals < SHRINK_REFUSALS or now - self._refused_since < SHRINK_SECONDS:
+        answered_before = self._largest_answered >= self._smallest_refused
+        patience = SHRINK_SECONDS if answered_before or self.most == inf else 0.0
+        if self._refusals < SHRINK_REFUSALS or now - self._refused_since < patience:
             return False
-        self.most = max(1.0, self._smallest_refused / 2)
+        if answered_before:
+            self._largest_answered = 0
+        self.most = max(1.0, self._largest_answered, self._smallest_refused / 2)
         self._forget()
         return True
 

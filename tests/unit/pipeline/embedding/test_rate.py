@@ -226,7 +226,7 @@ def test_requests_become_small_enough_for_a_limit_of_tokens_a_minute(loop: Simul
     assert max(last) <= 30_000
 
 
-@pytest.mark.parametrize(("answered", "most"), [(50_000, math.inf), (49_999, 25_000)])
+@pytest.mark.parametrize(("answered", "most"), [(50_000, math.inf), (49_999, 49_999), (20, 25_000)])
 def test_requests_become_smaller_when_none_as_large_was_answered_for_a_minute(answered: int, most: float) -> None:
     """Small requests are answered beside large ones that never are."""
     size = RequestSize()
@@ -235,6 +235,16 @@ def test_requests_become_smaller_when_none_as_large_was_answered_for_a_minute(an
     size.answered(answered)
     assert size.refused(50_000, sent=SHRINK_SECONDS, now=SHRINK_SECONDS + 1) == (most < 50_000)
     assert size.most == most
+
+
+def test_requests_that_are_still_too_large_become_smaller_at_once() -> None:
+    size = RequestSize()
+    for second in range(int(SHRINK_SECONDS) + 1):
+        size.refused(50_000, sent=second, now=second + 0.1)
+    for most in (12_500, 6_250):
+        moments = [second := second + 1 for _ in range(SHRINK_REFUSALS)]
+        shrunk = [size.refused(int(size.most), sent=moment, now=moment + 0.1) for moment in moments]
+        assert (shrunk, size.most) == ([False] * (SHRINK_REFUSALS - 1) + [True], most)
 
 
 def test_refusals_of_requests_that_ran_at_once_make_no_request_smaller() -> None:
