@@ -59,6 +59,9 @@ class Parameters(NamedTuple):
 
 
 USUAL_PARAMETERS, CAREFUL_PARAMETERS = Parameters(16, 64), Parameters(24, 128)
+SHORT_VECTOR_PARAMETERS = Parameters(16, 128)
+"""For halfvecs of fewer than LONG_VECTOR_DIMENSIONS: with 64 candidates, walks miss too much where documents are long
+(docs/adr/0128)."""
 LONG_VECTOR_DIMENSIONS = 1_024
 """From here on, the usual graph misses too much in a table of a million rows (docs/adr/0118)."""
 
@@ -72,8 +75,9 @@ def usual_quantisation(dimensions: int, vectors: VectorIndex = "pgvector") -> Qu
 def build_parameters(dimensions: int, quantisation: Quantisation, *, sketched: bool = True) -> Parameters:
     """Return the parameters with which a graph is built. Rows that are added to it later choose among as many
     candidates as in any other graph. sketched: whether a binary graph holds sketches, as every new one does."""
-    careful = dimensions >= LONG_VECTOR_DIMENSIONS and (sketched or quantisation == "halfvec")
-    return CAREFUL_PARAMETERS if careful else USUAL_PARAMETERS
+    if dimensions >= LONG_VECTOR_DIMENSIONS and (sketched or quantisation == "halfvec"):
+        return CAREFUL_PARAMETERS
+    return SHORT_VECTOR_PARAMETERS if quantisation == "halfvec" else USUAL_PARAMETERS
 
 
 Step = Literal["rest", "move", "build", "drop", "rename"]

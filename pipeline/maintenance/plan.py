@@ -71,6 +71,8 @@ BUILT_ROWS_PER_SECOND = 1_316.0
 """Building the usual graph over existing rows, by one processor (sized)."""
 CAREFUL_BUILD, CAREFUL_ADDITION = 2.2, 2.5
 """How many times as long both take where a graph of halfvecs is built with care: 1.8 and 14.4 ms (docs/adr/0118)."""
+SHORT_BUILD = 1.9
+"""How many times as long a build takes for halfvecs of few dimensions, with twice the candidates (docs/adr/0128)."""
 SKETCHES_BUILD, SKETCHES_ADDITION = 0.7, 0.4
 """The same for a graph of sketches that is built with care: .5 and 2.3 ms (docs/adr/0122)."""
 CHUNKS_PER_CHANGE = 3.0
@@ -222,7 +224,8 @@ def plan(workload: Workload, prices: Prices | None = None) -> Plan:
         if workload.quantisation == "binary":
             build, addition = SKETCHES_BUILD, SKETCHES_ADDITION
         else:
-            build, addition = (CAREFUL_BUILD, CAREFUL_ADDITION) if parameters == CAREFUL_PARAMETERS else (1.0, 1.0)
+            careful = parameters == CAREFUL_PARAMETERS
+            build, addition = (CAREFUL_BUILD, CAREFUL_ADDITION) if careful else (SHORT_BUILD, 1.0)
         graph_seconds = chunks / BUILT_ROWS_PER_SECOND * build
         postgres_memory = graph * GRAPH_HEADROOM
         keyword_memory, entry_seconds, shard_seconds = 0.0, 0.0, 0.0

@@ -13,6 +13,7 @@ from pipeline.core.graph import (
     QUIET_SECONDS,
     READ_WHOLE_ROWS,
     SKETCHED_QUIET_SECONDS,
+    SHORT_VECTOR_PARAMETERS,
     USUAL_PARAMETERS,
     Graph,
     Table,
@@ -153,5 +154,6 @@ def test_no_rows_move_into_an_invalid_graph() -> None:
 def test_graphs_of_long_vectors_and_of_their_sketches_are_built_with_care() -> None:
     assert build_parameters(1_536, "halfvec") == build_parameters(1_536, "binary") == CAREFUL_PARAMETERS
     assert build_parameters(1_536, "halfvec", sketched=False) == CAREFUL_PARAMETERS
-    assert build_parameters(384, "halfvec") == build_parameters(384, "binary") == USUAL_PARAMETERS
+    assert build_parameters(384, "halfvec") == SHORT_VECTOR_PARAMETERS
+    assert build_parameters(384, "binary") == USUAL_PARAMETERS
     assert build_parameters(1_536, "binary", sketched=False) == USUAL_PARAMETERS, "as an older version built it"
