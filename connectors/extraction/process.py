@@ -25,7 +25,7 @@ from typing import IO
 from connectors.extraction.answer import encode, join_surrogates
 from connectors.extraction.limits import Limits
 from connectors.extraction.result import Extracted, Unreadable
-from pipeline.runtime.confinement import Unconfined, confine, confine_program, forbid, limit
+from pipeline.runtime.confinement import Unconfined, confine, confine_program, end_with_parent, forbid, limit
 
 Reader = Callable[[IO[bytes], Limits], "Extracted | str"]
 """Returns the text of a document, or the family of an Office file, which is the kind to read it as. Raises Unreadable,
@@ -134,6 +134,7 @@ def _execute(program: list[str], *, is_required: bool) -> None:
 
 def main() -> None:
     kind, limits, is_required = sys.argv[1], Limits(**json.loads(sys.argv[2])), sys.argv[3] == "required"
+    end_with_parent()
     limit(limits, may_start_programs=kind == "run")
     if kind == "run":
         _execute(sys.argv[4:], is_required=is_required)

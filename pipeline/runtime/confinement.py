@@ -562,7 +562,7 @@ def _seccomp(operation: int, flags: int, argument: object) -> int:
 
 GRACE_SECONDS = 5
 """So long after its wall-clock limit the process ends itself, in case its parent has died."""
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CAPABILITY_VERSION = 0x20080522
 """_LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two sets of three masks of 32 bits, all empty here."""
 _THREADS = Path("/proc/self/task")
@@ -681,6 +681,14 @@ def limit(limits: ResourceLimits, *, may_start_programs: bool = False) -> None:
     with suppress(OSError):  # when memory runs out, the kernel is to kill this process, not its parent
         _OOM_SCORE.write_text("1000")
     signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds + GRACE_SECONDS)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread ends that started it. Whoever has taken it over may ignore its
+    alarm, and after the death of its parent nobody would be left to end it. (A program that it executes may undo
+    this.)"""
+    with suppress(OSError, AttributeError):  # AttributeError: macOS has no prctl
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def confine(readable: Sequence[Path] = ()) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ import pytest
 from pptx import Presentation
 
 from connectors.extraction import sandbox
+from connectors.extraction.limits import Limits
 from pipeline.runtime import confinement
 from tests.support.connectors.extraction_kit import SMALL, Extract, saved
 from tests.support.connectors.hostile_office import plain_docx
@@ -271,6 +276,47 @@ async def test_a_file_is_not_read_if_the_kernel_refuses_the_confinement_calls(
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))
     assert (await extract.refused("a.pdf", pdf())).code == "unconfined"
     assert "Oslo" in (await extract("a.pdf", pdf(), SMALL.model_copy(update={"unconfined": "allow"}))).text
+
+
+STUBBORN_READER = """
+import signal, sys, time
+from connectors.extraction import process
+
+def read(file, limits):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    sys.stdout.write("taken over")
+    sys.stdout.flush()
+    while True:
+        time.sleep(1)
+
+process.prepare = lambda kind: (read, [])
+process.main()
+"""
+
+
+def test_a_compromised_reader_that_ignores_its_alarm_ends_with_its_worker() -> None:
+    """It stayed for ever: it needs no processor time while it sleeps, and nobody was left to end it."""
+    limits = json.dumps(asdict(Limits()))
+    worker = (
+        "import subprocess, sys, time;"
+        " reader = subprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True);"
+        " print(reader.pid, flush=True, file=sys.stderr); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", worker, "-c", STUBBORN_READER, "mail", limits, "required"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader = int(process.stderr.readline())
+        try:
+            assert process.stdout.read(10) == b"taken over"
+            process.kill()
+            ended, _, _ = select.select([process.stdout], [], [], 30)
+            assert ended, "it is still running"
+            assert process.stdout.read() == b""
+        finally:
+            process.kill()
+            with suppress(ProcessLookupError):
+                os.kill(reader, signal.SIGKILL)
 
 
 def test_processes_started_by_ocr_cannot_create_namespaces() -> None:
