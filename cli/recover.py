@@ -78,7 +78,7 @@ def recover(
         print_json(result)
     else:
         _tell(result)
-    if result["failed"] or not result["audit"]["clean"]:
+    if result["failed"] or result["refused"] or not result["audit"]["clean"]:
         raise typer.Exit(1)
 
 
@@ -138,6 +138,13 @@ async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> 
                     soft_wrap=True,
                 ),
             )
+            if refused := await recovery.refused(since):
+                stderr.print(
+                    f"[red]warning[/] {refused:,} records were refused because of who signed them (`penstock dead list"
+                    " --code unknown_key`, or another code): enrol the producers and keys that were added after the"
+                    " backup, and replay these dead letters; dismiss what is forged",
+                    soft_wrap=True,
+                )
             again = await recovery.look_again()
             await recovery.accept("open")
             settled = await recovery.settled()
@@ -149,6 +156,7 @@ async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> 
         "missing": list(rewound.missing),
         "unused_indexes": strays,
         "failed": settled.failed,
+        "refused": refused,
         "in_doubt": asdict(again),
     }
 

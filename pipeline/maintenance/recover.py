@@ -20,6 +20,7 @@ from pipeline.conversations.record import Conversations
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.fence import State
 from pipeline.core.model import STORES, Lane, Store
+from pipeline.core.producers import CODES
 from pipeline.kafka.groups import GroupBusy, Groups, Log, group, groups, translate_offset_errors
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings
@@ -80,7 +81,7 @@ class Convergence:
 
 class Recovery:
     """The steps, in their order: ``require_stopped``, ``accept("rewinding")``, ``raise_sequence``, ``rewind``,
-    ``accept("replaying")``, ``replayed``, ``look_again``, ``accept("open")``, ``settled``."""
+    ``accept("replaying")``, ``replayed``, ``refused``, ``look_again``, ``accept("open")``, ``settled``."""
 
     def __init__(
         self,
@@ -212,6 +213,22 @@ class Recovery:
                         reported = True
                         idle()
             await asyncio.sleep(POLL_SECONDS)
+
+    async def refused(self, since: datetime) -> int:
+        """Count the dead letters since then that wait because of who signed their records.
+
+        The restored registry has no producer and no key that was added after the backup. What they published is
+        refused when it is read again, revocations too."""
+        with translated("recover"):
+            async with self._pool.connection() as connection:
+                await permit_long(connection)
+                cursor = await connection.execute(
+                    "SELECT count(*) FROM dead_letters WHERE code = ANY(%s) AND at >= %s AND replayed_at IS NULL"
+                    " AND dismissed_at IS NULL",
+                    [list(CODES), since],
+                )
+                row = await cursor.fetchone()
+        return int(row[0]) if row else 0
 
     async def look_again(self) -> Forgotten:
         """Have the connectors publish again what differs from the restored checkpoints, once everything is replayed.

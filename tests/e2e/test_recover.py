@@ -16,14 +16,18 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.ledger import producers
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords, Write
+from pipeline.stores.postgres import open_pool
 from tests.e2e.test_cli import run
+from tests.e2e.test_producers import enrol, publish
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space, now
 from tests.support.space import document as published
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
-from topics.registry import DOCUMENTS_BACKFILL, IDENTITIES
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
+from topics.signatures import key_id, public_key_of
 
 WORKERS = ("detect", "vectors", "keywords")
 
@@ -213,6 +217,40 @@ async def test_recover_after_restoring_an_hour_old_ledger_reaches_the_current_st
     again = await answer(space, "recover", "--since", taken.isoformat())
     assert again["audit"]["clean"] is True
     await assert_equal(space, [old["same.md"], created, edited, torn, recreated, revoked])
+
+
+@pytest.mark.slow
+async def test_recover_fails_if_producers_of_the_lost_hour_are_not_enrolled_again(space: Space, local: Stack) -> None:
+    """The restored ledger does not know them: it refused what they had revoked, and the command reported success."""
+    space.environment["PENSTOCK_PRODUCERS"] = "enforce"
+    wiki = await enrol(space, "wiki", "acme/wiki")
+    start(local, space, *WORKERS)
+    plan = document("merger.md", "the merger")
+    await publish(space, wiki, DOCUMENTS_BACKFILL, plan)
+    await space.settled([plan])
+    stop(local, *WORKERS)
+    backup, taken = Backup(space), now()
+    backup.take()
+
+    start(local, space, "detect")
+    late = await enrol(space, "late", "acme/wiki")
+    await publish(space, late, DOCUMENTS_LIVE, access("merger.md", "board"))
+    revoked = "SELECT a.acl_tags = ARRAY['wiki/board'] FROM documents d JOIN access_sets a ON a.id = d.access_id"
+    await space.until(revoked)
+    stop(local, "detect")
+    backup.restore()
+
+    start(local, space, *WORKERS)
+    process = await asyncio.to_thread(run, space, "recover", "--since", taken.isoformat(), "--json")
+    assert process.returncode == 1, process.stderr
+    assert json.loads(process.stdout)["refused"] == 1
+    assert "1 records were refused because of who signed them" in process.stderr
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        public = public_key_of(late.read_bytes())
+        await producers.add(connection, "late", ["acme/wiki"], key_id(public), public, since=None, until=None)
+    await answer(space, "dead", "replay", "--all", "--code", "unknown_key", "--yes")
+    await space.until(revoked)
+    assert (await answer(space, "recover", "--since", taken.isoformat()))["refused"] == 0
 
 
 @pytest.mark.slow
