@@ -20,7 +20,7 @@ import sys
 from time import thread_time
 
 from pipeline.core.chunking import code
-from pipeline.runtime.confinement import ResourceLimits, Unconfined, confine, forbid, limit
+from pipeline.runtime.confinement import GRACE_SECONDS, ResourceLimits, Unconfined, confine, forbid, limit
 
 LIMITS = ResourceLimits(
     memory_bytes=1024**3, cpu_seconds=20, wall_seconds=60, written_bytes=32 * 1024**2, open_files=16
@@ -42,14 +42,26 @@ def serve(connection: socket.socket) -> None:
             return
         if (child := os.fork()) == 0:
             try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 connection.close()
                 _parse(json.loads(request), *files)
             finally:
                 os._exit(1)  # reached by exceptions only
         for file in files:
             os.close(file)
-        _, status = os.waitpid(child, 0)
+        _, status = _waited(child)
         connection.send(_response(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _waited(child: int) -> tuple[int, int]:
+    """Wait for a parse as ``os.waitpid`` does. One that has not ended itself in time is killed: whatever has taken it
+    over may ignore its alarm, and nobody else would be left after the death of the worker."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, LIMITS.wall_seconds + 2 * GRACE_SECONDS)
+    try:
+        return os.waitpid(child, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _parse(request: dict[str, str | int], source: int, result: int) -> None:

@@ -109,6 +109,26 @@ def test_a_text_that_never_ends_is_cut_at_its_blank_lines() -> None:
     assert "time or memory" in logs[0]["reason"]
 
 
+def test_a_text_that_takes_the_parser_over_and_ignores_its_alarm_is_ended_by_the_process() -> None:
+    """The worker alone ended it; after the death of the worker, it and the process stayed for ever."""
+    stubborn = """
+import signal, time
+
+def parse(*_):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+code.parse = parse
+process.LIMITS, process.GRACE_SECONDS = replace(process.LIMITS, wall_seconds=1), 1
+"""
+    parser = taken_over(stubborn)
+    with capture_logs() as logs:
+        assert parser.parse(TEXT, "text/x-python", 200) == BLANK_LINES
+    parser.close()
+    assert [line["reason"] for line in logs] == ["it needs too much time or memory (SIGKILL)"]
+
+
 @pytest.mark.parametrize(
     "blocks",
     [
