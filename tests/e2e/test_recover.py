@@ -254,6 +254,39 @@ async def test_recover_fails_if_producers_of_the_lost_hour_are_not_enrolled_agai
 
 
 @pytest.mark.slow
+async def test_what_was_refused_from_a_stolen_key_stays_refused_if_its_removal_is_repeated(
+    space: Space, local: Stack
+) -> None:
+    """The restored ledger has the producer still, and accepts what it refused before, unless somebody removes it."""
+    space.environment["PENSTOCK_PRODUCERS"] = "enforce"
+    wiki, stolen = await enrol(space, "wiki", "acme/wiki"), await enrol(space, "stolen", "acme/wiki")
+    start(local, space, *WORKERS)
+    plan = document("merger.md", "the merger", acl_tags=["board"])
+    await publish(space, wiki, DOCUMENTS_BACKFILL, plan)
+    await space.settled([plan])
+    stop(local, *WORKERS)
+    backup, taken = Backup(space), now()
+    backup.take()
+
+    async def remove() -> None:
+        async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+            await producers.remove(connection, "stolen")
+
+    await remove()
+    start(local, space, "detect")
+    await publish(space, stolen, DOCUMENTS_LIVE, access("merger.md", "user:eve"))
+    await space.until("SELECT count(*) = 1 FROM dead_letters")
+    stop(local, "detect")
+    backup.restore()
+    await remove()
+    start(local, space, *WORKERS)
+    process = await asyncio.to_thread(run, space, "recover", "--since", taken.isoformat(), "--json")
+    assert json.loads(process.stdout)["refused"] == 1, process.stderr
+    tags = await space.query("SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id")
+    assert tags == [(["wiki/board"],)]
+
+
+@pytest.mark.slow
 async def test_recover_refuses_while_a_detect_worker_of_another_stack_runs(space: Space) -> None:
     space.start("detect")
     process = await asyncio.to_thread(run, space, "recover", "--since", "1h")
