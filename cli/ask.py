@@ -142,8 +142,7 @@ async def _ask(
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
         material: list[Sources] = []
-        if keep:
-            await service.standing.check_room(tenant, principals[0], question)
+        asked_at = await service.standing.check_room(tenant, principals[0], question) if keep else None
 
         async def note(sources: Sources) -> None:
             material[:] = [sources]
@@ -159,7 +158,9 @@ async def _ask(
             answer = await _answer(service, question, caller, note, live=live)
             standing = None
             if keep:
-                standing = await service.standing.keep(caller, principals[0], question, answer, material[0])
+                standing = await service.standing.keep(
+                    caller, principals[0], question, answer, material[0], since=asked_at
+                )
             show(answer, seen, fresh, standing)
             seen = None  # it has waited
             if not conversation or (text := await asyncio.to_thread(_follow_up)) is None:

@@ -318,6 +318,8 @@ class Work:
     async def tenant(self, name: str, sources: Sequence[str]) -> None:
         from connectors.withdraw import sources_of
         from pipeline.core.canary import is_canary
+        from pipeline.ledger.personal import raise_tenant_floor
+        from pipeline.stores.postgres import translated
 
         for source in sources:
             if not is_canary(source):
@@ -338,6 +340,9 @@ class Work:
         ]
         for member in members:
             await self._conversations(name, member)
+        with translated("erasure"):
+            async with self.pool.connection() as connection:
+                await raise_tenant_floor(connection, name)
         await self._erase("tenant", _scope(name))
         if failure is not None:
             raise failure

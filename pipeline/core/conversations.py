@@ -59,6 +59,10 @@ def subject_digest(*names: str) -> bytes:
     return hashlib.sha256(json.dumps(names, ensure_ascii=False).encode()).digest()
 
 
+WHOLE_TENANT = subject_digest()
+"""Stands for everybody of a tenant that was forgotten."""
+
+
 def render(question: str, answer: str) -> str:
     """A pair as text. It contains no times, so that a chunk is embedded again only when its words change."""
     return f"Question: {question.strip()}\nAnswer: {answer.strip()}"

@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable
 from psycopg.rows import dict_row
 
-from pipeline.core.conversations import subject_digest
+from pipeline.core.conversations import WHOLE_TENANT, subject_digest
 from pipeline.core.fold import MAX_AHEAD
 from pipeline.stores.postgres import Connection
 
@@ -627,6 +627,16 @@ async def raise_floor(connection: Connection, tenant: str, name: str, of: Litera
     )
     [(floor,)] = await cursor.fetchall()
     return cast(datetime, floor)
+
+
+async def raise_tenant_floor(connection: Connection, tenant: str) -> None:
+    """Have nothing stored of the answers that are being written for anybody of this tenant. To be committed before the
+    rows of the tenant are erased."""
+    await connection.execute(
+        "INSERT INTO person_floors AS f (tenant, subject, observed_at) VALUES (%s, %s, clock_timestamp())"
+        " ON CONFLICT (tenant, subject) DO UPDATE SET observed_at = greatest(f.observed_at, EXCLUDED.observed_at)",
+        [tenant, WHOLE_TENANT],
+    )
 
 
 async def erase(

@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from datetime import datetime
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from fastapi import APIRouter, Request
@@ -96,8 +97,20 @@ async def answers(
         events = _events(service, request, question, caller, identity.caller_class, seen, fresh, keeper)
         return EventStream(events, service.answer_seconds)
     answer, material = await whole(service, request, question, caller, identity.caller_class)
-    standing = await service.standing.keep(caller, keeper, question, answer, material) if keeper else None
+    standing = await keeper.keep(service, caller, question, answer, material) if keeper else None
     return JSONResponse(consistent_json(answer, seen, fresh) | _standing_id(standing))
+
+
+class _Keeper(NamedTuple):
+    """The principal that a standing question will belong to, and when it was asked."""
+
+    principal: str
+    since: datetime
+
+    async def keep(
+        self, service: Service, caller: Caller, question: Question, answer: Answer, material: Sources
+    ) -> UUID:
+        return await service.standing.keep(caller, self.principal, question, answer, material, since=self.since)
 
 
 async def whole(
@@ -120,12 +133,12 @@ async def whole(
     return answer, material[0]
 
 
-async def _keeper(service: Service, identity: Identity, question: Question) -> str:
-    """The principal that the standing question will belong to. Raises Problem and BadQuery."""
+async def _keeper(service: Service, identity: Identity, question: Question) -> _Keeper:
+    """Whom the standing question will belong to. Raises Problem and BadQuery."""
     if identity.principal is None:
         raise problems.Problem("forbidden", "only a person can keep a question: this API key has tags and no principal")
-    await service.standing.check_room(identity.tenant, identity.principal, question)
-    return identity.principal
+    since = await service.standing.check_room(identity.tenant, identity.principal, question)
+    return _Keeper(identity.principal, since)
 
 
 def _standing_id(standing: UUID | None) -> dict[str, Any]:
@@ -140,7 +153,7 @@ async def _events(
     caller_class: CallerClass,
     seen: AtLeast | None,
     fresh: Sequence[SourceFreshness],
-    keeper: str | None,
+    keeper: _Keeper | None,
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
     material: Sources | None = None
@@ -162,7 +175,7 @@ async def _events(
                 if isinstance(event, Done):
                     data = consistent_json(event.answer, seen, fresh)
                     if keeper is not None and material is not None:
-                        standing_id = await service.standing.keep(caller, keeper, question, event.answer, material)
+                        standing_id = await keeper.keep(service, caller, question, event.answer, material)
                         data |= _standing_id(standing_id)
                 yield name, data
     finally:

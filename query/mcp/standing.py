@@ -58,9 +58,9 @@ async def show(service: Service, asker: Asker, arguments: StandingArguments) -> 
 async def keep(service: Service, asker: Asker, arguments: StandingKeepArguments) -> Outcome:
     """Answer a question and store the answer. Raises NotAPerson, BadQuery, Retryable and TimeoutError."""
     principal, question = _principal(asker), Question(arguments.question)
-    await service.standing.check_room(asker.caller.tenant, principal, question)
+    since = await service.standing.check_room(asker.caller.tenant, principal, question)
     answer, material, fresh = await _answer(service, asker, question)
-    id_ = await service.standing.keep(asker.caller, principal, question, answer, material)
+    id_ = await service.standing.keep(asker.caller, principal, question, answer, material, since=since)
     documents = shown_documents(passage.result for passage in material.passages)
     return Outcome(_output(id_, answer, material.passages, [], fresh), _unique(documents), f"question:{id_}")
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from uuid import UUID, uuid4
 from weakref import WeakValueDictionary
@@ -66,8 +67,9 @@ class StandingQuestions:
         """By tenant and principal, where a question is just kept: others of this process are counted after it. Not a
         lock of Postgres: this login may take none, so that one that was taken over delays nobody (1-roles.sql)."""
 
-    async def check_room(self, tenant: str, principal: str, question: Question) -> None:
-        """Raises BadQuery where the principal may keep no further question, or not this one."""
+    async def check_room(self, tenant: str, principal: str, question: Question) -> datetime:
+        """Returns this moment, for ``keep``. Raises BadQuery where the principal may keep no further question, or not
+        this one."""
         if question.turns or question.member is not None:
             raise BadQuery("a standing question stands alone: it cannot be kept with `turns` or `history`")
         if "\x00" in question.text:
@@ -80,6 +82,7 @@ class StandingQuestions:
             )
         async with self._ledger(tenant) as connection:
             await self._require_room(connection, tenant, principal)
+            return await table.moment(connection)
 
     async def _require_room(self, connection: Connection, tenant: str, principal: str) -> None:
         if await table.count(connection, tenant, principal) >= self._most:
@@ -94,9 +97,11 @@ class StandingQuestions:
         material: Sources,
         *,
         id_: UUID | None = None,
+        since: datetime | None = None,
     ) -> UUID:
-        """Keep an answer with the passages that the model read. id_: of the question that was asked again. Raises
-        Unknown where that was removed meanwhile, and BadQuery where there is no room for another one."""
+        """Keep an answer with the passages that the model read. id_: of the question that was asked again. since: when
+        a new one was asked. Raises Unknown where the question was removed meanwhile, and BadQuery where there is no
+        room for another one, or the principal was forgotten since then."""
         passages = material.passages
         async with self._ledger(caller.tenant) as connection:
             generation = await generations.active(connection)
@@ -141,6 +146,8 @@ class StandingQuestions:
                 raise Unknown
             if not await table.store(connection, caller.tenant, entry):
                 raise Unknown
+            if since is not None and await table.is_forgotten(connection, principal, since):
+                raise BadQuery("what is stored about you was erased while this question was answered: ask it again")
         charge(stored=table.stored_bytes(entry))
         return entry.id
 

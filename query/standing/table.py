@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
 from pgvector import HalfVector
 from psycopg.types.json import Jsonb
 
+from pipeline.core.conversations import WHOLE_TENANT, subject_digest
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller
 from query.limits.charging import bytes_of
@@ -280,6 +282,20 @@ async def store(connection: Connection, tenant: str, entry: NewAnswer) -> bool:
     await connection.execute("DELETE FROM standing_passages WHERE tenant = %(tenant)s AND question_id = %(id)s", values)
     await connection.execute(_STORE_PASSAGES, values)
     return True
+
+
+async def moment(connection: Connection) -> datetime:
+    """The present moment by Postgres' clock."""
+    [(now,)] = await (await connection.execute("SELECT clock_timestamp()")).fetchall()
+    return cast(datetime, now)
+
+
+async def is_forgotten(connection: Connection, principal: str, since: datetime) -> bool:
+    """Whether this principal of the transaction's tenant, or the whole tenant, was forgotten since then."""
+    subjects = [subject_digest(principal), WHOLE_TENANT]
+    cursor = await connection.execute("SELECT is_forgotten_since(%s::bytea[], %s)", [subjects, since])
+    [(was,)] = await cursor.fetchall()
+    return cast(bool, was)
 
 
 async def remove(connection: Connection, tenant: str, principal: str, id_: UUID) -> bool:

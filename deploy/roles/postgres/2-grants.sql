@@ -105,7 +105,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     conflict_decisions, standing_questions, standing_passages
     TO penstock_query;
 GRANT SELECT ON conflicts, standing_changes TO penstock_query;
-GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service, golden_tenants TO penstock_query;
+GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service, golden_tenants, is_forgotten_since
+    TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- Shown for all tenants together: numbers, and names of sources.

@@ -23,6 +23,7 @@ from connectors.runner.state import State
 from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.refill import IndexGuard
+from pipeline.core.conversations import WHOLE_TENANT
 from pipeline.core.identity import document_id
 from pipeline.core.kafka_log import Mark, Witness
 from pipeline.core.model import ChunkParams, Generation
@@ -34,7 +35,7 @@ from pipeline.diagnosis.ledger import ledger_report
 from pipeline.diagnosis.pipeline_view import pipeline_view
 from pipeline.ledger import generations, kafka_marks, webhooks
 from pipeline.ledger import trail as trail_table
-from pipeline.ledger.personal import ERASED
+from pipeline.ledger.personal import ERASED, raise_tenant_floor
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import AuditSettings, PostgresSettings, RetentionSettings
 from pipeline.stages.dead import DeadLetters
@@ -848,6 +849,26 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
     query = {"answer", "conflict", "eval", "shadow", "standing"}
     assert {t.partition("_")[0] for t in written["penstock_query"]} == query
     assert written["penstock_analysis"] == {"conflicts", "conflict_examined", "standing_changes"}
+
+
+async def test_the_query_service_sees_of_its_transactions_tenant_alone_whether_somebody_was_forgotten(
+    place: Place,
+) -> None:
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_operator"]) as connection:
+        await raise_tenant_floor(connection, "acme")
+        await raise_tenant_floor(connection, "acme")  # a second run
+    assert await place.refused("penstock_query", "SELECT FROM person_floors")
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as connection:
+        for tenant, since, forgotten in (
+            ("acme", "-1 hour", True),
+            ("acme", "1 hour", False),
+            ("globex", "-1 hour", False),
+        ):
+            await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [tenant])
+            cursor = await connection.execute(
+                "SELECT is_forgotten_since(ARRAY[%s::bytea], now() + %s::interval)", [WHOLE_TENANT, since]
+            )
+            assert await cursor.fetchall() == [(forgotten,)], (tenant, since)
 
 
 async def test_the_operators_login_erases_from_documents_and_groups_and_writes_nothing_into_them(place: Place) -> None:

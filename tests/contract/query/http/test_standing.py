@@ -6,12 +6,12 @@ import asyncio
 import tracemalloc
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 
-from pipeline.ledger.personal import Scope, erase
+from pipeline.ledger.personal import Scope, erase, raise_floor, raise_tenant_floor
 from pipeline.maintenance.retention import Retention
 from pipeline.runtime.settings import RetentionSettings
 from pipeline.runtime.tasks import cancel_and_wait
@@ -239,6 +239,36 @@ async def test_an_answer_that_was_written_while_its_document_was_forgotten_is_no
     assert (await show(world, tenant, id_))["state"] == "erased"
 
 
+@pytest.mark.parametrize("forgotten", ["person", "tenant"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_question_that_was_answered_while_its_asker_was_forgotten_is_not_stored(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch, forgotten: Literal["person", "tenant"], stream: bool
+) -> None:
+    """The model may take a minute, and nobody would erase the question and the name afterwards."""
+    await put(world, tenant)
+    keeping = StandingQuestions.keep
+
+    async def late(*arguments: Any, **fields: Any) -> Any:
+        async with world.library.pool.connection() as connection:
+            if forgotten == "person":
+                await raise_floor(connection, tenant, "ann", "person")
+            else:
+                await raise_tenant_floor(connection, tenant)
+        async with world.library.pool.connection() as connection:
+            await erase(connection, forgotten, Scope(tenant, person="ann"))
+        return await keeping(*arguments, **fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StandingQuestions, "keep", late)
+        body = {"question": QUESTION, "keep": True, "stream": stream}
+        answer = await world.client.post("/v1/answers", json=body, headers=as_("ann", tenant))
+    assert "was erased while this question was answered" in answer.text
+    assert await world.library.execute("SELECT FROM standing_questions WHERE tenant = %s", tenant) == []
+    assert await world.library.execute("SELECT FROM standing_passages WHERE tenant = %s", tenant) == []
+    await put(world, tenant)
+    assert (await keep(world, tenant))["standing_id"], "what is asked afterwards is kept"
+
+
 async def test_an_answer_is_erased_when_the_retention_of_its_deleted_document_is_over(
     world: World, tenant: str
 ) -> None:
@@ -372,16 +402,17 @@ async def test_questions_that_are_answered_at_once_have_no_more_room_together(
         looked = asyncio.Barrier(2)
         check = service.standing.check_room
 
-        async def both_before_either_is_kept(*arguments: Any) -> None:
-            await check(*arguments)
+        async def both_before_either_is_kept(*arguments: Any) -> datetime:
+            since = await check(*arguments)
             await looked.wait()
+            return since
 
         kept = service.standing.keep
         turn = asyncio.Lock()
 
-        async def one_after_the_other(*arguments: Any) -> Any:
+        async def one_after_the_other(*arguments: Any, **fields: Any) -> Any:
             async with turn:
-                return await kept(*arguments)
+                return await kept(*arguments, **fields)
 
         monkeypatch.setattr(service.standing, "check_room", both_before_either_is_kept)
         monkeypatch.setattr(service.standing, "keep", one_after_the_other)
@@ -421,9 +452,10 @@ async def test_two_requests_that_keep_a_question_at_the_same_moment_exceed_no_li
     async with service_over(world.library, serve=serve) as (client, service):
         looked, check = asyncio.Barrier(2), service.standing.check_room
 
-        async def both_before_either_is_kept(*arguments: Any) -> None:
-            await check(*arguments)
+        async def both_before_either_is_kept(*arguments: Any) -> datetime:
+            since = await check(*arguments)
             await looked.wait()
+            return since
 
         monkeypatch.setattr(service.standing, "check_room", both_before_either_is_kept)
         request = {"question": QUESTION, "keep": True}
