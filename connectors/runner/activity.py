@@ -107,6 +107,11 @@ class Activity:
         """The number of arguments that no run has received yet."""
         return len(self._arguments)
 
+    @property
+    def unfinished(self) -> frozenset[str]:
+        """The arguments that no run has done yet, including those of the current run, and of a failed one."""
+        return frozenset(self._arguments | self._unfinished)
+
     def trigger(self, *arguments: str, command: int | None = None) -> None:
         """Run now. arguments: passed to the run. command: the id of a command that the run completes; a repeated id is
         ignored."""
@@ -172,6 +177,7 @@ class Activity:
             await self._handle_failure(error)
         else:
             ended = monotonic()
+            self._unfinished = set()
             self._rest_until = 2 * ended - began if self._rests else 0.0
             self.status.failures, self.has_crashed = 0, False
             if self.status.succeeded_at is None or not outcome.get("set_aside"):

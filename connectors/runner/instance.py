@@ -27,6 +27,7 @@ from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Removed, Rows
 from connectors.runner.state import Command, Lease, PostgresMemory, State, lease
 from connectors.runner.sweep import Sweep
+from connectors.runner.unfinished import BY_EVENT, Unfinished
 from connectors.set_aside import SetAside
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
@@ -72,6 +73,7 @@ class Instance:
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
         self._reconcile: Reconcile | None = None
+        self._unfinished: Unfinished | None = None
         self.runs_elsewhere = False
         """Whether another process runs it."""
         self._completed_commands: set[int] = set()
@@ -132,6 +134,8 @@ class Instance:
             freshness = self._wire(source, state, rows, clock, (await state.read_progress()).activities)
             await freshness.begin()
             await self._read_in_doubt(rows)
+            self._unfinished = Unfinished(self._memory(), self.activities)
+            await self._unfinished.resume()
             self.start.enter("running")
             self.source = source
             with self._reported("connector", "CONNECTOR") as self._run:
@@ -183,6 +187,9 @@ class Instance:
             aborts=Paused,
         )
 
+    def _memory(self) -> PostgresMemory:
+        return PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name)
+
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +199,7 @@ class Instance:
             name=self.plan.name,
             tenant=self.plan.tenant,
             folder=folder,
-            memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
+            memory=self._memory(),
             events_url=self.plan.events_url(self._services.events_url),
             set_aside=self._set_aside,
             postgres=self._services.pool,
@@ -292,7 +299,7 @@ class Instance:
             return await reconcile.run(arguments)
 
         async def listen(_arguments: frozenset[str]) -> None:
-            await source.listen(self.react)
+            await source.listen(self._hear)
 
         async def finish_commands(ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
             await state.finish_commands(ids, outcome)
@@ -339,13 +346,14 @@ class Instance:
     # Events of the source
 
     async def react(self, reaction: Reaction) -> None:
-        """Trigger what an event asks for. Repeated events and events out of order do no harm: they only say what to
-        read again."""
+        """Trigger what an event asks for, and store it for the runner that takes over if this one is killed. Repeated
+        events and events out of order do no harm: they only say what to read again. Raises Retryable if it could not be
+        stored."""
         if not self.activities:
             return  # not running here now: the process that takes over reads everything that is due
         if len(reaction.ids) + self.activities["events"].pending > MAX_PENDING_DOCUMENTS:
             self.activities["changes"].trigger()
-            self.activities["sweep"].trigger()
+            self.activities["sweep"].trigger(BY_EVENT)
         elif reaction.ids:
             self.activities["events"].trigger(*reaction.ids)
         if len(reaction.groups) + self.activities["tags"].pending > MAX_PENDING_TAGS:
@@ -355,11 +363,17 @@ class Instance:
         if reaction.changes:
             self.activities["changes"].trigger()
         if reaction.sweep:
-            self.activities["sweep"].trigger()
+            self.activities["sweep"].trigger(BY_EVENT)
+        if self._unfinished is not None:
+            await self._unfinished.save()
+
+    async def _hear(self, reaction: Reaction) -> None:
+        with suppress(Retryable):  # the next heartbeat stores it
+            await self.react(reaction)
 
     async def on_event(self, request: Request) -> Reaction:
-        """Pass a request to the source and trigger its reaction. Raises Refused, and Retryable while the instance does
-        not run here."""
+        """Pass a request to the source and trigger its reaction, which is stored before this returns. Raises Refused,
+        and Retryable while the instance does not run here."""
         if self.source is None:
             raise Retryable(f"connector {self.plan.name} is not running yet: {self.start.reason or 'starting'}")
         reaction = await self.source.on_event(request)
@@ -379,6 +393,8 @@ class Instance:
     async def _heartbeat(self, state: State) -> None:
         """Write the status, and take the commands that wait."""
         assert self._publisher is not None
+        if self._unfinished is not None:
+            await self._unfinished.prune()
         counts = Counter(self._publisher.counts)
         failing = self._isolated.failing if self._isolated else None
         self._documents.enter("needs attention" if failing else "idle", failing)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from connectors.runner.rows import Rows
-from connectors.source import Context, Reaction, Unreadable
+from connectors.runner.state import PostgresMemory
+from connectors.source import Context, Reaction, Request, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.support.connectors.runner_kit import Bench, kinds, running
 from tests.support.connectors.runner_world import WorldSource
@@ -333,6 +334,69 @@ async def test_a_thousand_repeated_events_cause_one_more_fetch_and_sweep(bench: 
         await bench.ask("sweep")
         await bench.until(lambda: instance.activities["events"].status.state == "idle")
         assert looks == {"fetch": 2, "slim": 3}, "the last one was asked for"
+
+
+@pytest.mark.parametrize("reaction", [Reaction(ids=["d001"]), Reaction(sweep=True)], ids=["document", "sweep"])
+async def test_a_deletion_that_only_an_event_shows_survives_a_runner_killed_before_reading_it(
+    bench: Bench, reaction: Reaction
+) -> None:
+    """GitHub sends no event again, and its next poll shows no deletions: they waited for the next sweep."""
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        reached = asyncio.Event()
+
+        async def before(method: str, number: int) -> None:
+            if method in ("fetch", "slim"):
+                reached.set()
+                await asyncio.Event().wait()
+
+        bench.world.before = before
+        del bench.world.documents["d001"]
+        await instance.react(reaction)
+        assert await bench.mine("value", "connector_memory", "name = 'runner:unfinished'"), "it is stored on return"
+        await reached.wait()
+        await asyncio.sleep(0.3)  # some heartbeats, which keep it
+    bench.world.before = None
+    async with bench.running():
+        await bench.until(lambda: stored_nothing(bench))
+    assert kinds(await bench.take()) == [("document.deleted", "d001")]
+
+
+async def stored_nothing(bench: Bench) -> bool:
+    return not await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
+
+
+async def test_an_event_that_cannot_be_stored_is_not_acknowledged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.world.fill(1)
+    async with bench.loaded() as instance:
+
+        async def refuse(self: PostgresMemory, name: str, value: object) -> None:
+            raise Retryable("Postgres is away")
+
+        monkeypatch.setattr(PostgresMemory, "put", refuse)
+        bench.world.before = never
+        with pytest.raises(Retryable):
+            await instance.on_event(Request({}, {}, b'["d000"]'))
+        monkeypatch.undo()
+        await instance.on_event(Request({}, {}, b'["d000"]'))
+        [(stored,)] = await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
+        assert stored == {"events": ["d000"]}
+
+
+async def never(method: str, number: int) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_events_of_many_documents_store_a_sweep_in_their_place(bench: Bench) -> None:
+    """A flood of events would otherwise have each of them write the names of all others."""
+    bench.world.fill(1)
+    async with bench.loaded() as instance:
+        bench.world.before = never
+        await instance.react(Reaction(ids=[f"x{n}" for n in range(1_001)]))
+        [(stored,)] = await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
+        assert stored == {"sweep": ["event"]}
 
 
 async def test_a_late_read_of_changes_does_not_undo_a_newer_fetch(bench: Bench) -> None:
