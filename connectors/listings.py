@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from connectors.set_aside import each
 from connectors.source import Listed, Unlisted
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
 Item = TypeVar("Item")
@@ -36,6 +36,17 @@ def each_entry(
     ]
 
 
+Position = TypeVar("Position")
+
+
+def moved_on(position: Position, before: object, source: str) -> Position:
+    """Return the position of a source's next page. Raises Retryable where it is the one of the page before: such a
+    listing would never end."""
+    if position is not None and position == before:
+        raise Retryable(f"{source} returned the same page twice, and would never end")
+    return position
+
+
 @dataclass(frozen=True, slots=True)
 class ListedPage(Generic[Place]):
     """A page of a listing. next: where the following page begins; None: this is the last. failure: why it is the last,
@@ -50,7 +61,7 @@ async def read_listings(
     beginnings: Iterable[Place], read: Callable[[Place], Awaitable[ListedPage[Place]]]
 ) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
     """Yield the entries of all listings, of which CONCURRENT_LISTINGS are read at the same time, a page of each. Raises
-    the failure of one when all have failed.
+    the failure of one when all have failed, and Retryable where one does not end.
 
     Nothing is read ahead: pages are requested when the caller asks for them, so that a time that it notes before is a
     time before all of their requests.
@@ -61,7 +72,8 @@ async def read_listings(
         while waiting and len(places) < CONCURRENT_LISTINGS:
             places.append(waiting.popleft())
         pages = await gather_or_cancel(*(_called(read, place) for place in places))
-        places = [page.next for page in pages if page.next is not None]
+        following = [moved_on(page.next, place, "a listing") for page, place in zip(pages, places, strict=True)]
+        places = [place for place in following if place is not None]
         failure = next((page.failure for page in pages if page.failure is not None), failure)
         any_listed |= any(page.failure is None for page in pages)
         yield [entry for page in pages for entry in page.entries]

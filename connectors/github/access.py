@@ -198,7 +198,7 @@ class Directory:
                 more, _ = await self._query(_MORE_COLLABORATORS, {"id": json["id"], "after": after})
                 page = (more.get("node") or {}).get("collaborators")
                 rows += nodes(page)
-                after = following(page)
+                after = following(page, after)
             logins[int(json["databaseId"])] = [str(row["login"]) for row in rows]
         return logins
 
@@ -242,7 +242,7 @@ class Directory:
                 yield None
                 return
             yield json
-            if (after := following(connection)) is None:
+            if (after := following(connection, after)) is None:
                 return
 
     async def _query(self, text: str, variables: Json) -> tuple[Json, frozenset[str]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from connectors.github.client import Api, Json
 from connectors.github.options import Kind
+from connectors.listings import moved_on
 from connectors.rows import size_of
 from pipeline.core.errors import Retryable
 
@@ -132,10 +133,11 @@ def nodes(connection: Any) -> list[Json]:
     return [row for row in rows if row is not None]
 
 
-def following(connection: Any) -> str | None:
-    """Return the cursor of the next page, or None."""
+def following(connection: Any, after: str | None = None) -> str | None:
+    """Return the cursor of the next page, or None. after: the cursor of this one. Raises Retryable where it is the
+    same."""
     page = (connection or {}).get("pageInfo") or {}
-    return str(page["endCursor"]) if page.get("hasNextPage") else None
+    return moved_on(str(page["endCursor"]), after, "GitHub") if page.get("hasNextPage") else None
 
 
 async def repositories_of(api: Api, owner: str) -> AsyncIterator[list[Repository]]:
@@ -150,7 +152,7 @@ async def repositories_of(api: Api, owner: str) -> AsyncIterator[list[Repository
         data, _ = await api.query(text, {"owner": owner, "after": after})
         matches = (data.get("repositoryOwner") or {}).get("repositories")
         yield [Repository.of(json) for json in nodes(matches)]
-        if (after := following(matches)) is None:
+        if (after := following(matches, after)) is None:
             return
 
 
@@ -188,7 +190,7 @@ async def documents(
     if not data.get("node"):
         return None
     page = data["node"][CONNECTIONS[kind]]
-    return Repository.of(data["node"]), nodes(page), following(page)
+    return Repository.of(data["node"]), nodes(page), following(page, after)
 
 
 def _fragments(kind: Kind, detail: Detail) -> str:
@@ -269,7 +271,7 @@ async def _rest(api: Api, id: str, type_: str, connection: str, first: Any, room
             raise Retryable("a document was deleted while it was read")
         page = data["node"][name]
         rows += room.take(nodes(page))
-        after = following(page)
+        after = following(page, after)
     return rows
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from connectors.google_drive.credentials import Account, Bearer
 from connectors.google_drive.options import GoogleDriveOptions
+from connectors.listings import moved_on
 from connectors.source import CursorExpired
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
@@ -146,7 +147,7 @@ class Api:
             }
             page = await self._get(f"files/{_segment(id_)}/permissions", params)
             permissions += page.get("permissions", [])
-            token = page.get("nextPageToken")
+            token = moved_on(page.get("nextPageToken"), token, "Google Drive")
             if not token:
                 return permissions
 
@@ -174,7 +175,7 @@ class Api:
                 "drives", {"fields": "nextPageToken,drives(id)", "pageSize": 100, "pageToken": token}
             )
             ids += [str(drive["id"]) for drive in page.get("drives", [])]
-            token = page.get("nextPageToken")
+            token = moved_on(page.get("nextPageToken"), token, "Google Drive")
             if not token:
                 return ids
 
@@ -240,7 +241,7 @@ class Api:
             )
             for entry in page.get(name, []):
                 yield entry
-            token = page.get("nextPageToken")
+            token = moved_on(page.get("nextPageToken"), token, "Google Drive")
             if not token:
                 return
 

@@ -17,6 +17,7 @@ from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, SHORTCUT, Ap
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.google_drive.places import Links, Owners
+from connectors.listings import moved_on
 from connectors.set_aside import UNEXPECTED, Failures, each, name_of, reading_data
 from connectors.source import Entry, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Denied, Missing
@@ -102,7 +103,7 @@ class Tree:
             for folder in page.get("files", []):
                 with suppress(BadData), reading_data():  # it is read by itself, where a file is below it
                     self._note(folder)
-            token = page.get("nextPageToken")
+            token = moved_on(page.get("nextPageToken"), token, "Google Drive")
             if not token:
                 return page
 

@@ -22,7 +22,7 @@ from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.google_drive.places import Links, Owners
 from connectors.google_drive.reading import NO_DRIVE, Corpus, Reading, Tree, missing_drive, missing_folder, owner_of
-from connectors.listings import ListedPage, read_listings
+from connectors.listings import ListedPage, moved_on, read_listings
 from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.set_aside import reading_data
@@ -341,7 +341,7 @@ class GoogleDrive:
         page = await self._require_drive(corpus, api.documents(corpus.drive, query, size, token))
         failed: dict[str, BadData] = {}
         files = await self._reading.select(page.get("files", []), corpus, tree, selected, failed)
-        return files, page.get("nextPageToken"), failed
+        return files, moved_on(page.get("nextPageToken"), token, "Google Drive"), failed
 
     # Changes
 

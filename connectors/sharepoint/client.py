@@ -23,6 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
+from connectors.listings import moved_on
 from connectors.sharepoint.options import SharePointOptions
 from connectors.source import CursorExpired
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, Web
@@ -291,11 +292,11 @@ class Graph:
         return answer
 
     async def _list(self, path: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:
-        page = await self._get(path, params)
+        page, link = await self._get(path, params), None
         while True:
             for entry in page.get("value", ()):
                 yield entry
-            link = page.get("@odata.nextLink")
+            link = moved_on(page.get("@odata.nextLink"), link, "Microsoft Graph")
             if not link:
                 return
             page = await self._get(str(link))
@@ -303,9 +304,11 @@ class Graph:
     async def _all(self, page: Json) -> list[Json]:
         """Return the entries of a page and of those after it."""
         entries: list[Json] = list(page.get("value", ()))
-        while link := page.get("@odata.nextLink"):
+        link = page.get("@odata.nextLink")
+        while link:
             page = await self._get(str(link))
             entries += page.get("value", ())
+            link = moved_on(page.get("@odata.nextLink"), link, "Microsoft Graph")
         return entries
 
     async def _batch(self, paths: Sequence[str]) -> list[Json | Answered]:

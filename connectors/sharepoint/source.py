@@ -14,7 +14,7 @@ import structlog
 
 from connectors.access_memory import AccessMemory, Listener
 from connectors.errors import BadData
-from connectors.listings import ListedPage, read_listings
+from connectors.listings import ListedPage, moved_on, read_listings
 from connectors.portions import pages_of
 from connectors.protocol import Problem
 from connectors.set_aside import Failures, each
@@ -241,8 +241,7 @@ class SharePoint:
         read."""
         try:
             page = await self._graph.delta(drive.id, link, size)
-            if link is not None and page.get("@odata.nextLink") == link:
-                raise Retryable("Microsoft Graph returned the same page of a library's log again")
+            moved_on(page.get("@odata.nextLink"), link, "Microsoft Graph")
         except (Missing, Denied, Rejected, ServerFailed) as error:
             self._set_aside(drive, error)
             return None

@@ -25,6 +25,7 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
+from connectors.listings import moved_on
 from connectors.rows import size_of
 from connectors.slack.oauth import EXPIRED, SlackToken
 from connectors.web import Denied, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
@@ -249,8 +250,7 @@ class Api:
                 if answer.get("has_more") is True:
                     raise Retryable(f"{self.name}: {method} reports more rows but returns no cursor")
                 return rows
-            if after == cursor:
-                raise Retryable(f"{self.name}: {method} returned the same cursor twice")
+            moved_on(after, cursor, f"{self.name}: {method}")
             if most_bytes < math.inf:
                 size += await asyncio.to_thread(size_of, rows[counted:], most_bytes)
                 counted = len(rows)

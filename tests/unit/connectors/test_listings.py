@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from connectors.github.queries import following
+from connectors.google_drive.client import Api
 from connectors.listings import CONCURRENT_LISTINGS, ListedPage, read_listings
+from connectors.sharepoint.client import Graph
 from connectors.source import Listed, Unlisted
 from connectors.web import ServerFailed
+from pipeline.core.errors import Retryable
 
 Place = tuple[int, int]
 """A listing, and the page of it."""
@@ -70,3 +75,36 @@ async def test_when_every_listing_fails_at_once_so_does_the_whole() -> None:
 
     with pytest.raises(ServerFailed):
         [page async for page in read_listings(range(10), read)]
+
+
+async def test_a_listing_whose_page_comes_again_and_again_ends_with_an_error() -> None:
+    """A sweep that never ends finds no deletion and no revocation."""
+
+    async def read(place: int) -> ListedPage[int]:
+        return ListedPage([Listed(external_id="a", acl_tags=())], place)
+
+    with pytest.raises(Retryable, match="the same page twice"):
+        async with asyncio.timeout(5):
+            [page async for page in read_listings([1, 2], read)]
+
+
+async def test_clients_read_no_page_again_and_again() -> None:
+    """Lists that are read whole filled the memory of the connectors."""
+    graph, drive = Graph.__new__(Graph), Api.__new__(Api)
+    page: dict[str, Any] = {"value": [{}], "@odata.nextLink": "next", "permissions": [{}], "nextPageToken": "next"}
+
+    async def get(*_: object) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return page
+
+    graph._get = drive._get = get  # type: ignore[method-assign]
+    connection = {"pageInfo": {"hasNextPage": True, "endCursor": "next"}}
+    async with asyncio.timeout(5):
+        with pytest.raises(Retryable, match="the same page twice"):
+            [entry async for entry in graph.drives("site")]
+        with pytest.raises(Retryable, match="the same page twice"):
+            await graph._all(page)
+        with pytest.raises(Retryable, match="the same page twice"):
+            await drive.permissions("file")
+        with pytest.raises(Retryable, match="the same page twice"):
+            following(connection, following(connection))

@@ -22,7 +22,8 @@ class Endless:
         self.requests += 1
         said = {"id": "c", "body": "a" * 10_000, "replies": {"nodes": []}, "comments": {"nodes": []}}
         names = ("comments", "replies", "reviews")
-        return {"node": {name: {"pageInfo": PAGE, "nodes": [dict(said)] * 5} for name in names}}, frozenset()
+        page = {"hasNextPage": True, "endCursor": f"x{self.requests}"}
+        return {"node": {name: {"pageInfo": page, "nodes": [dict(said)] * 5} for name in names}}, frozenset()
 
 
 @pytest.mark.parametrize("kind", ["issues", "pull_requests", "discussions"])
