@@ -106,6 +106,9 @@ were too large before and none as large has been answered since."""
 GROWTH = 1.05
 """The factor by which requests grow after each answer to one of nearly the largest size: a size that was halved in an
 outage is doubled by fourteen answers."""
+HELD_ANSWERS = 20
+"""So many answers of nearly the largest size come before requests grow beyond one that was answered while the next
+larger ones were refused: the limit is known then, and each attempt to exceed it costs SHRINK_REFUSALS waits."""
 
 
 class RequestSize:
@@ -120,12 +123,18 @@ class RequestSize:
         self._refused_since = inf
         self._counted_at = -inf
         self._refusals = 0
+        self._held = 0
+        """The answers that are to come before requests grow again."""
 
     def answered(self, size: int) -> None:
         self._largest_answered = max(self._largest_answered, size)
         if size >= self._smallest_refused:
             self._forget()
-        if size * 2 > self.most:
+        if size * 2 <= self.most:
+            return
+        if self._held:
+            self._held -= 1
+        else:
             self.most = max(self.most, min(self.most * GROWTH, self._smallest_refused))
 
     def refused(self, size: int, *, sent: float, now: float) -> bool:
@@ -143,6 +152,7 @@ class RequestSize:
         if answered_before:
             self._largest_answered = 0
         self.most = max(1.0, self._largest_answered, self._smallest_refused / 2)
+        self._held = HELD_ANSWERS if self.most == self._largest_answered else 0
         self._forget()
         return True
 

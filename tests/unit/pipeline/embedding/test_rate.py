@@ -270,3 +270,18 @@ def test_a_size_that_was_learned_in_an_outage_is_forgotten_after_it() -> None:
     assert answers <= math.log(100_000 / 150) / math.log(GROWTH) + 1
     size.answered(20)
     assert size.most < 110_000, "small requests say nothing of large ones"
+
+
+def test_a_limit_that_is_the_same_for_every_request_is_seldom_exceeded_once_it_is_known() -> None:
+    """Each answer was followed by three refusals, and each of them holds up all requests."""
+    size, now, answers, refusals = RequestSize(), 0.0, 0, 0
+    while answers < 200:
+        tokens, now = int(min(57_000, size.most)), now + 1
+        if tokens > 5_000:
+            refusals += 1
+            size.refused(tokens, sent=now - 1, now=now)
+        else:
+            answers += 1
+            size.answered(tokens)
+    assert refusals < SHRINK_SECONDS + answers / 4
+    assert size.most > 4_500
