@@ -61,7 +61,7 @@ class Rate:
 
     def answered(self, size: int) -> None:
         self._requests += 1
-        self._size += size
+        self._size += max(1, size)  # a tokenizer may find nothing in a text of invisible characters
 
     def refused(self, now: float, until: float, retry_after: float | None = None) -> None:
         """A request was refused, and none starts before ``until``. Further refusals of requests that ran at the same

@@ -15,7 +15,7 @@ from bench.embedding_client import Bucket, Window
 from pipeline.core.errors import Retryable
 from pipeline.embedding import pace as module
 from pipeline.embedding.pace import Pace, Place, Throttled, TooLarge
-from pipeline.embedding.rate import GROWTH, SHRINK_REFUSALS, SHRINK_SECONDS, Rate, RequestSize
+from pipeline.embedding.rate import ENOUGH, GROWTH, SHRINK_REFUSALS, SHRINK_SECONDS, Rate, RequestSize
 
 LATENCY = 0.05
 SECONDS = 120.0
@@ -191,6 +191,18 @@ def test_only_a_retry_after_of_less_than_a_second_is_taken_as_the_cost_of_one_re
     of_whole_seconds.refused(0.1, 1.1, retry_after=1.0)
     of_whole_seconds.start(1.1, 1_000)
     assert of_whole_seconds.next(1.1) == 1.1
+
+
+def test_a_rate_is_learned_from_requests_without_a_token() -> None:
+    """Some tokenizers drop invisible characters: a refusal after ten such texts was an error of the worker."""
+    rate = Rate()
+    for _ in range(ENOUGH):
+        rate.answered(0)
+    rate.refused(1.0, 2.0)
+    rate.start(2.0, 0)
+    assert rate.next(2.0) == 2.0
+    rate.start(2.0, 1_000)
+    assert rate.next(2.0) > 2.0
 
 
 @pytest.mark.parametrize("whole_seconds", [True, False])
