@@ -103,12 +103,14 @@ large."""
 SHRINK_REFUSALS = 3
 """The least number of refusals, one after another, before a request counts as too large. They suffice where requests
 were too large before and none as large has been answered since."""
-GROWTH = 1.05
-"""The factor by which requests grow after each answer to one of nearly the largest size: a size that was halved in an
-outage is doubled by fourteen answers."""
+GROWTH, REGROWTH = 1.05, 2.0
+"""The factors by which requests grow after each answer to one of nearly the largest size: the second one until a size
+is refused of which the half is answered, as after an outage in which everything was refused."""
 HELD_ANSWERS = 20
 """So many answers of nearly the largest size come before requests grow beyond one that was answered while the next
 larger ones were refused: the limit is known then, and each attempt to exceed it costs SHRINK_REFUSALS waits."""
+MARGIN = 1.2
+"""The next larger size, or its double, is one that is larger by this factor at most: texts do not fill a request."""
 
 
 class RequestSize:
@@ -125,6 +127,7 @@ class RequestSize:
         self._refusals = 0
         self._held = 0
         """The answers that are to come before requests grow again."""
+        self._growth = REGROWTH
 
     def answered(self, size: int) -> None:
         self._largest_answered = max(self._largest_answered, size)
@@ -135,7 +138,7 @@ class RequestSize:
         if self._held:
             self._held -= 1
         else:
-            self.most = max(self.most, min(self.most * GROWTH, self._smallest_refused))
+            self.most = max(self.most, min(self.most * self._growth, self._smallest_refused))
 
     def refused(self, size: int, *, sent: float, now: float) -> bool:
         """A request of this size, which started at ``sent``, was refused. Return whether requests are to be smaller
@@ -152,7 +155,9 @@ class RequestSize:
         if answered_before:
             self._largest_answered = 0
         self.most = max(1.0, self._largest_answered, self._smallest_refused / 2)
-        self._held = HELD_ANSWERS if self.most == self._largest_answered else 0
+        excess = self._smallest_refused / max(1, self._largest_answered)
+        self._held = HELD_ANSWERS if excess <= MARGIN else 0
+        self._growth = GROWTH if excess <= REGROWTH * MARGIN else REGROWTH
         self._forget()
         return True
 

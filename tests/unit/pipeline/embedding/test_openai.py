@@ -286,7 +286,7 @@ async def test_texts_are_embedded_although_a_minutes_limit_of_tokens_is_less_tha
         statuses = fake.stats.statuses
         refused = statuses["429"]
         await vectors_of(embedder, [f"{text}, once more" for text in TEXTS[:16]])
-        assert statuses["429"] == refused, "what was learned is kept"
+        assert statuses["429"] - refused <= rate.SHRINK_REFUSALS, "what was learned is kept"
     assert fake.stats.most_tokens <= 100
 
 
