@@ -47,6 +47,10 @@ class Unknown(PenstockError):
         super().__init__("you have no such standing question: see `penstock standing list` or GET /v1/standing")
 
 
+def _forgotten() -> BadQuery:
+    return BadQuery("what is stored about you was erased while this question was answered: ask it again")
+
+
 class StandingQuestions:
     """Standing questions belong to a principal of a tenant, and nobody else sees them. Safe to share between tasks.
 
@@ -147,7 +151,13 @@ class StandingQuestions:
             if not await table.store(connection, caller.tenant, entry):
                 raise Unknown
             if since is not None and await table.is_forgotten(connection, principal, since):
-                raise BadQuery("what is stored about you was erased while this question was answered: ask it again")
+                raise _forgotten()
+        if since is not None:  # again: an erasure that began before the commit has not seen the row
+            async with time_limit(self._seconds, "Postgres"), self._ledger(caller.tenant) as connection:
+                if forgotten := await table.is_forgotten(connection, principal, since):
+                    await table.remove(connection, caller.tenant, principal, entry.id)
+            if forgotten:
+                raise _forgotten()
         charge(stored=table.stored_bytes(entry))
         return entry.id
 

@@ -269,6 +269,31 @@ async def test_a_question_that_was_answered_while_its_asker_was_forgotten_is_not
     assert (await keep(world, tenant))["standing_id"], "what is asked afterwards is kept"
 
 
+async def test_a_question_that_is_stored_at_the_moment_its_asker_is_forgotten_does_not_stay(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The erasure begins after the look at it and before the commit: it does not see the question."""
+    await put(world, tenant)
+    looking, looks = table.is_forgotten, 0
+
+    async def before_the_commit(*arguments: Any) -> bool:
+        nonlocal looks
+        was, looks = await looking(*arguments), looks + 1
+        if looks == 1:
+            async with world.library.pool.connection() as connection:
+                await raise_floor(connection, tenant, "ann", "person")
+            async with world.library.pool.connection() as connection:
+                await erase(connection, "person", Scope(tenant, person="ann"))
+        return was
+
+    monkeypatch.setattr(table, "is_forgotten", before_the_commit)
+    body = {"question": QUESTION, "keep": True}
+    answer = await world.client.post("/v1/answers", json=body, headers=as_("ann", tenant))
+    assert await world.library.execute("SELECT FROM standing_questions WHERE tenant = %s", tenant) == []
+    assert await world.library.execute("SELECT FROM standing_passages WHERE tenant = %s", tenant) == []
+    assert "was erased while this question was answered" in answer.text
+
+
 async def test_an_answer_is_erased_when_the_retention_of_its_deleted_document_is_over(
     world: World, tenant: str
 ) -> None:
