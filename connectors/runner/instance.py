@@ -121,6 +121,7 @@ class Instance:
     async def _run_with(self, current: Lease) -> None:
         """Run the activities until the lease is lost. Raises the error that ended them."""
         state = State(self._services.pool, current.holder)
+        self._unfinished = None  # that of an earlier lease knows nothing of what others have stored since
         try:
             rows = Rows(self._services.pool, current.holder)
             clock = Clock(await rows.last_stamp())
@@ -393,8 +394,6 @@ class Instance:
     async def _heartbeat(self, state: State) -> None:
         """Write the status, and take the commands that wait."""
         assert self._publisher is not None
-        if self._unfinished is not None:
-            await self._unfinished.prune()
         counts = Counter(self._publisher.counts)
         failing = self._isolated.failing if self._isolated else None
         self._documents.enter("needs attention" if failing else "idle", failing)
@@ -416,6 +415,8 @@ class Instance:
         for command in commands:
             if command.id not in self._completed_commands:
                 self._dispatch(command)
+        if self._unfinished is not None:  # after the row was written: only the holder of the lease gets here
+            await self._unfinished.prune()
 
     def _dispatch(self, command: Command) -> None:
         match command.action:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.runner.instance import Instance
 from connectors.runner.rows import Rows
 from connectors.runner.state import PostgresMemory
 from connectors.source import Context, Reaction, Request, Unreadable
@@ -383,6 +384,29 @@ async def test_an_event_that_cannot_be_stored_is_not_acknowledged(
         await instance.on_event(Request({}, {}, b'["d000"]'))
         [(stored,)] = await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
         assert stored == {"events": ["d000"]}
+
+
+async def test_a_runner_that_has_lost_its_lease_leaves_what_the_next_one_stored(bench: Bench) -> None:
+    """Its last heartbeat removed an event that the next one had acknowledged, and that one did not write it again."""
+    bench.world.fill(2)
+    async with bench.loaded() as instance:
+        bench.world.before = never
+        await instance.react(Reaction(ids=["d000"]))
+        await bench.query(
+            "WITH taken AS (UPDATE connectors SET epoch = epoch + 1 WHERE tenant = %s)"
+            ' UPDATE connector_memory SET value = \'{"events": ["d001"]}\''
+            " WHERE tenant = %s AND name = 'runner:unfinished'",
+            bench.tenant,
+            bench.tenant,
+        )
+        instance.activities["events"].trigger("d777")
+        await bench.until(lambda: lost(instance))
+        [(stored,)] = await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
+        assert stored == {"events": ["d001"]}
+
+
+async def lost(instance: Instance) -> bool:
+    return instance.source is None
 
 
 async def never(method: str, number: int) -> None:
