@@ -135,8 +135,9 @@ class Instance:
             freshness = self._wire(source, state, rows, clock, (await state.read_progress()).activities)
             await freshness.begin()
             await self._read_in_doubt(rows)
-            self._unfinished = Unfinished(self._memory(), self.activities)
-            await self._unfinished.resume()
+            unfinished = Unfinished(self._memory(), self.activities)
+            await unfinished.resume()
+            self._unfinished = unfinished  # not before: the last heartbeat would remove what was not read
             self.start.enter("running")
             self.source = source
             with self._reported("connector", "CONNECTOR") as self._run:

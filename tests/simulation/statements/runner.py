@@ -19,6 +19,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 """'-infinity'"""
 SOURCES, ITEMS, HOLDERS = "connector_sources", "connector_items", "connectors"
 GROUPS, PRINCIPALS, DIFFERENCES = "connector_groups", "connector_principals", "connector_differences"
+MEMORY = "connector_memory"
 
 NEW_ITEM: Row = {
     "version": None,
@@ -200,3 +201,22 @@ def _no_asks(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
 @statement("UPDATE connectors SET seen_at = NULL")
 async def _leave(tx: Transaction, p: Any) -> int:
     return await _set(tx, p)
+
+
+@statement("SELECT value FROM connector_memory")
+def _remembered(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    row = tx.get(MEMORY, *p)
+    return [(row["value"],)] if row else []
+
+
+@statement("INSERT INTO connector_memory VALUES")
+async def _remember(tx: Transaction, p: Any) -> int:
+    await tx.put(MEMORY, {"value": p[3].obj}, *p[:3])
+    return 1
+
+
+@statement("DELETE FROM connector_memory")
+async def _forget(tx: Transaction, p: Any) -> int:
+    known = await tx.lock(MEMORY, *p) is not None
+    await tx.put(MEMORY, None, *p)
+    return int(known)

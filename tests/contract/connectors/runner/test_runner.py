@@ -386,6 +386,28 @@ async def test_an_event_that_cannot_be_stored_is_not_acknowledged(
         assert stored == {"events": ["d000"]}
 
 
+async def test_a_runner_that_cannot_read_what_the_last_one_stored_leaves_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last heartbeat removed what it had never read."""
+    bench.world.fill(1)
+    async with bench.loaded() as instance:
+        bench.world.before = never
+        await instance.react(Reaction(ids=["d000"]))
+    refused = asyncio.Event()
+
+    async def refuse(self: PostgresMemory, name: str) -> None:
+        refused.set()
+        raise Retryable("Postgres is away")
+
+    monkeypatch.setattr(PostgresMemory, "get", refuse)
+    async with bench.running():
+        await refused.wait()
+        await asyncio.sleep(0.3)  # some heartbeats
+    [(stored,)] = await bench.mine("value", "connector_memory", "name = 'runner:unfinished'")
+    assert stored == {"events": ["d000"]}
+
+
 async def test_a_runner_that_has_lost_its_lease_leaves_what_the_next_one_stored(bench: Bench) -> None:
     """Its last heartbeat removed an event that the next one had acknowledged, and that one did not write it again."""
     bench.world.fill(2)
