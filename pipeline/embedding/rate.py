@@ -106,9 +106,10 @@ were too large before and none as large has been answered since."""
 GROWTH, REGROWTH = 1.05, 2.0
 """The factors by which requests grow after each answer to one of nearly the largest size: the second one until a size
 is refused of which the half is answered, as after an outage in which everything was refused."""
-HELD_ANSWERS = 20
+HELD_ANSWERS, MOST_HELD_ANSWERS = 20, 320
 """So many answers of nearly the largest size come before requests grow beyond one that was answered while the next
-larger ones were refused: the limit is known then, and each attempt to exceed it costs SHRINK_REFUSALS waits."""
+larger ones were refused, and twice as many after each attempt, up to the second number: the limit is known then, and
+each attempt to exceed it costs SHRINK_REFUSALS waits."""
 MARGIN = 1.2
 """The next larger size, or its double, is one that is larger by this factor at most: texts do not fill a request."""
 
@@ -127,6 +128,8 @@ class RequestSize:
         self._refusals = 0
         self._held = 0
         """The answers that are to come before requests grow again."""
+        self._hold = HELD_ANSWERS
+        """As many come after the next attempt."""
         self._growth = REGROWTH
 
     def answered(self, size: int) -> None:
@@ -156,7 +159,10 @@ class RequestSize:
             self._largest_answered = 0
         self.most = max(1.0, self._largest_answered, self._smallest_refused / 2)
         excess = self._smallest_refused / max(1, self._largest_answered)
-        self._held = HELD_ANSWERS if excess <= MARGIN else 0
+        if excess <= MARGIN:
+            self._held, self._hold = self._hold, min(2 * self._hold, MOST_HELD_ANSWERS)
+        else:
+            self._held, self._hold = 0, HELD_ANSWERS
         self._growth = GROWTH if excess <= REGROWTH * MARGIN else REGROWTH
         self._forget()
         return True
