@@ -55,6 +55,9 @@ def recover(
     --topics-lost: after Kafka was lost. Records that had not been read are published again, by each connector at its
     next sweep.
 
+    Exit code 0: what was lost is back, and the stores agree with the ledger. 1: documents were set aside, dead letters
+    wait because of who signed their records, or differences remain.
+
     Example: penstock recover --since 2026-11-20T08:00Z
     """
     if (since is not None) + failover + topics_lost != 1:
@@ -140,9 +143,10 @@ async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> 
             )
             if refused := await recovery.refused(since):
                 stderr.print(
-                    f"[red]warning[/] {refused:,} records were refused because of who signed them (`penstock dead list"
-                    " --code unknown_key`, or another code): enrol the producers and keys that were added after the"
-                    " backup, and replay these dead letters; dismiss what is forged",
+                    f"[red]warning[/] {refused:,} dead letters wait because of who signed their records (`penstock dead"
+                    " list --code unknown_key`, or another code): enrol the producers and keys that were added after"
+                    " the backup, replay these letters, dismiss what is forged, and run this command again: of more"
+                    " than a thousand such records in a minute, only their topic has the rest",
                     soft_wrap=True,
                 )
             again = await recovery.look_again()
@@ -198,9 +202,10 @@ def _tell(result: dict[str, Any]) -> None:
     since = result["replayed_from"]
     since = "the beginning" if since.startswith("1970-") else since  # a lane that held nothing at the backup
     failed = f", {result['failed']} documents were set aside (`penstock why`)" if result["failed"] else ""
+    refused = f", {result['refused']:,} dead letters wait because of who signed them" if result["refused"] else ""
     stdout.print(
         f"Recovered: {result['replayed']:,} records read again from {since}; {verdict}"
-        f" ({audit['documents']:,} documents, {audit['repaired']:,} differences repaired){failed};"
+        f" ({audit['documents']:,} documents, {audit['repaired']:,} differences repaired){failed}{refused};"
         f" {result['seconds']:.0f} s.",
         soft_wrap=True,
     )

@@ -218,7 +218,8 @@ class Recovery:
         """Count the dead letters since then that wait because of who signed their records.
 
         The restored registry has no producer and no key that was added after the backup. What they published is
-        refused when it is read again, revocations too."""
+        refused when it is read again, revocations too. Where there were very many, a letter stands for several records
+        (``stages.dead``)."""
         with translated("recover"):
             async with self._pool.connection() as connection:
                 await permit_long(connection)

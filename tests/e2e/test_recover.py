@@ -244,7 +244,7 @@ async def test_recover_fails_if_producers_of_the_lost_hour_are_not_enrolled_agai
     process = await asyncio.to_thread(run, space, "recover", "--since", taken.isoformat(), "--json")
     assert process.returncode == 1, process.stderr
     assert json.loads(process.stdout)["refused"] == 1
-    assert "1 records were refused because of who signed them" in process.stderr
+    assert "1 dead letters wait because of who signed their records" in process.stderr
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         public = public_key_of(late.read_bytes())
         await producers.add(connection, "late", ["acme/wiki"], key_id(public), public, since=None, until=None)
