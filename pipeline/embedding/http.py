@@ -49,6 +49,7 @@ class Endpoint:
         self._proxy = _proxy(self._url)
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def post(self, body: bytes, *, most_bytes: int) -> Response:
         """Return the response, whatever its status. Raises Retryable if there is none, or one above ``most_bytes``."""
@@ -74,12 +75,15 @@ class Endpoint:
         return b"".join(pieces)
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._closed:  # a request that was waiting to be tried again would leave a connection open
+            raise Retryable(f"the client of the embedding server {self.host} is closed")
         # Made here and not before: it belongs to a running event loop.
-        if self._session is None or self._session.closed:
+        if self._session is None:
             # As many connections as are asked for: what is too many, the pace decides.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
             proxy, proxy_auth = self._proxy

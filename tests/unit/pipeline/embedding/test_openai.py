@@ -580,3 +580,16 @@ async def test_cancelling_a_call_leaves_the_client_usable(fake: FakeOpenAI) -> N
         with pytest.raises(asyncio.CancelledError):
             await embedding
         await vectors_of(embedder, TEXTS)
+
+
+async def test_a_request_that_is_tried_again_after_its_client_was_closed_opens_no_connection(fake: FakeOpenAI) -> None:
+    """Its session was closed by nobody, which a later test noticed."""
+    fake.faults.errors = 1
+    async with connected(fake, patience=0.2) as embedder:
+        waiting = asyncio.create_task(embedder.embed_documents(["a"]))
+        while not fake.stats.requests:
+            await asyncio.sleep(0)
+        await embedder.aclose()
+        with pytest.raises(Retryable):
+            await waiting
+        assert fake.stats.requests == 1
