@@ -145,15 +145,15 @@ class Pace:
                 # A request that the server does not answer at all is tried once, for longer than the deadline.
                 late = time.monotonic() >= deadline and not isinstance(failure, Deferred)
                 self._failures.failed(history)
-                if divisible and isinstance(failure, Throttled) and self._is_too_large(size, began):
-                    history = None
-                    wait = self._pause(failure, attempt - 1)
-                    raise TooLarge(str(failure), retry_after=wait, service="embedding") from failure
+                is_too_large = divisible and isinstance(failure, Throttled) and self._is_too_large(size, began)
                 is_part = suspect and self._failures.may_divide(failure, late=late)
-                if is_part or self._failures.is_alone(history, of, late=late):
+                if not is_too_large and (is_part or self._failures.is_alone(history, of, late=late)):
                     history = None
                     raise self._failures.error(failure, None if is_part else of)
                 wait = self._pause(failure, attempt - 1)
+                if is_too_large:
+                    history = None
+                    raise TooLarge(str(failure), retry_after=wait, service="embedding") from failure
                 if time.monotonic() + wait >= deadline:
                     kind = Deferred if isinstance(failure, Deferred) else Retryable
                     raise kind(str(failure), retry_after=wait, service="embedding") from failure
